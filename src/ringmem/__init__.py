@@ -1,0 +1,1 @@
+"""ringmem: GPU memory for Python."""

@@ -1,0 +1,8 @@
+// The extension module: one call for each room.
+#include "bind/objects.hpp"
+
+NB_MODULE(_native, m) {
+  using namespace ringmem::bind;
+  m.doc() = "The native floor of ringmem. Not an API: use the package.";
+  bind_errors(m);
+}

@@ -1,0 +1,61 @@
+// What the binding files share: the C++ side of Device, Stream and Event, and how to get from a
+// Python argument to them. Python's floor 1 subclasses or wraps these; hot paths read the fields.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "driver/driver.hpp"
+#include "memory/allocator.hpp"
+
+namespace ringmem::bind {
+
+namespace nb = nanobind;
+
+// One device of one driver. Python keeps one object a device, so identity is equality.
+struct NativeDevice {
+  DriverRef driver;
+  int ordinal = 0;
+  std::string name;                       // "cuda:0", "cpu:1"
+  bool host_accessible = false;           // the host may read and write its memory (CPU devices)
+  std::shared_ptr<Allocator> allocator;   // default for buffers: the driver's pool, else plain
+};
+using DeviceRef = std::shared_ptr<NativeDevice>;
+
+// A stream of one device. `owned`: destroyed on close. Otherwise it belongs to somebody else
+// (another library's stream, the default stream) and `keep_alive` holds that.
+struct NativeStream {
+  DeviceRef device;
+  StreamHandle handle = default_stream;
+  bool owned = false;
+  std::atomic<bool> closed{false};
+  nb::object keep_alive;
+};
+
+struct NativeEvent {
+  DeviceRef device;
+  EventHandle handle = 0;
+  bool timing = false;
+  bool recorded = false;
+  std::atomic<bool> closed{false};
+};
+
+// The stream that `argument` names on `device`: None (the thread's current stream of the device,
+// by default its default stream) or a NativeStream. Anything else goes through the Python hook
+// that floor 1 registered (`__cuda_stream__`, integers, other libraries' streams).
+// Throws the typed error for a closed stream or one of another device. Fast for the first two.
+StreamHandle stream_of(nb::handle argument, const NativeDevice& device);
+
+void bind_errors(nb::module_& m);
+void bind_driver(nb::module_& m);   // Driver and its three kinds, raw operations
+void bind_device(nb::module_& m);   // NativeDevice, NativeStream, NativeEvent
+void bind_buffer(nb::module_& m);   // NativeBuffer
+void bind_layout(nb::module_& m);   // aligned structures
+void bind_pool(nb::module_& m);
+void bind_mapping(nb::module_& m);
+void bind_ring(nb::module_& m);
+
+}  // namespace ringmem::bind

@@ -1,0 +1,36 @@
+// What gives memory and takes it back in stream order: the driver itself, a pool, a user's object.
+#pragma once
+
+#include <cstddef>
+
+#include "driver/status.hpp"
+#include "driver/types.hpp"
+
+namespace ringmem {
+
+// A block and whatever its allocator wants to be told about it when it comes back.
+struct Block {
+  DevicePtr ptr = 0;
+  std::size_t nbytes = 0;      // as requested
+  void* record = nullptr;      // the allocator's own; nobody else reads it
+};
+
+class Allocator {
+ public:
+  Allocator() = default;
+  Allocator(const Allocator&) = delete;
+  Allocator& operator=(const Allocator&) = delete;
+  virtual ~Allocator() = default;
+
+  // Throws DriverError (out of memory and the rest). The memory may be used in the order of
+  // `stream` from now on. Takes nothing from Python: callable with or without the GIL.
+  virtual Block allocate(std::size_t nbytes, StreamHandle stream) = 0;
+
+  // The memory may be given to others once the work submitted to `stream` so far is done.
+  virtual Status deallocate(const Block& block, StreamHandle stream) noexcept = 0;
+
+  // Work on `stream` uses the block too: reuse after deallocate waits for that work as well.
+  virtual Status record_stream(Block& block, StreamHandle stream) = 0;
+};
+
+}  // namespace ringmem

@@ -1,0 +1,1 @@
+#include "memory/driver_allocators.hpp"
