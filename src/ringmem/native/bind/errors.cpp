@@ -59,6 +59,16 @@ void translate(const std::exception_ptr& pointer, void*) {
 
 }  // namespace
 
+void set_python_error() noexcept {
+  try {
+    translate(std::current_exception(), nullptr);
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+}
+
 void bind_errors(nb::module_&) { nb::register_exception_translator(translate); }
 
 }  // namespace ringmem::bind

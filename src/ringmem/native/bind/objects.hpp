@@ -49,7 +49,12 @@ struct NativeEvent {
 // Throws the typed error for a closed stream or one of another device. Fast for the first two.
 StreamHandle stream_of(nb::handle argument, const NativeDevice& device);
 
+// Inside a catch block of a function that Python calls directly, not through nanobind: sets the
+// Python error that belongs to the exception in flight.
+void set_python_error() noexcept;
+
 void bind_errors(nb::module_& m);
+void bind_allocation(nb::module_& m);
 void bind_driver(nb::module_& m);   // Driver and its three kinds, raw operations
 void bind_device(nb::module_& m);   // NativeDevice, NativeStream, NativeEvent
 void bind_buffer(nb::module_& m);   // NativeBuffer
