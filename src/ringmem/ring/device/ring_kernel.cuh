@@ -1,0 +1,783 @@
+// The persistent ring kernel. Grid: RINGMEM_BLOCKS blocks for each ring; block: RINGMEM_WORKERS
+// worker warps and one service warp.
+//
+//  - Worker w of W takes the chunks w, w + W, w + 2 W, … of RINGMEM_CHUNK messages. It polls the
+//    first slots of its chunk in host memory, four loads in flight, until a message is there; then
+//    it handles all that are ready and writes the replies, each to the slot with the message's
+//    index. Workers share nothing, so replies need no order among them.
+//  - The service warp alone talks to the control block: it copies the host's flags and indices into
+//    shared memory, and publishes the consumer's head, telemetry and the end of the kernel.
+//
+// A line of 64 bytes is read, and written, by four lanes with one instruction of 16 bytes each, so
+// that its sequence and its payload cross the link together (measured: facts in docs/design.md).
+// Only relaxed loads and stores of system scope touch host memory; nothing there is atomic.
+//
+// Compile-time settings, all given by the host: RINGMEM_MESSAGE_NBYTES, RINGMEM_REPLY_NBYTES,
+// RINGMEM_WORKERS, RINGMEM_BLOCKS, RINGMEM_CHUNK, RINGMEM_MODE (below), RINGMEM_HAS_STATE.
+
+#define RINGMEM_MODE_LANE 0    // each lane handles a message of its own (no state)
+#define RINGMEM_MODE_ORDER 1   // one worker, one lane: messages in order (state, one lane)
+#define RINGMEM_MODE_WARP 2    // the lanes of a warp handle a message together
+#define RINGMEM_MODE_BLOCK 3   // all workers of the one block handle a message together
+
+namespace ringmem {
+
+using namespace layout;
+
+// ---------------------------------------------------------------------------------------------
+// Access to memory that the other side reads or writes meanwhile.
+
+struct Part {  // a quarter of a line
+  u64 a, b;
+};
+
+__device__ __forceinline__ Part load_part(const void* at) {
+  Part part;
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(part.a), "=l"(part.b)
+               : "l"(at)
+               : "memory");
+  return part;
+}
+__device__ __forceinline__ void store_part(void* at, Part part) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(part.a), "l"(part.b)
+               : "memory");
+}
+__device__ __forceinline__ u64 load_u64(const void* at) {
+  u64 value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ __forceinline__ u32 load_u32(const void* at) {
+  u32 value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_u64(void* at, u64 value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+__device__ __forceinline__ void store_u32(void* at, u32 value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+__device__ __forceinline__ u64 now_ns() {
+  u64 value;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
+  return value;
+}
+template <class T>
+__device__ __forceinline__ T peek(const T& shared_word) {
+  return *const_cast<const volatile T*>(&shared_word);
+}
+template <class T>
+__device__ __forceinline__ void poke(T& shared_word, T value) {
+  *const_cast<volatile T*>(&shared_word) = value;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Geometry.
+
+constexpr u32 message_lines = lines_for(RINGMEM_MESSAGE_NBYTES);
+constexpr u32 reply_lines = lines_for(RINGMEM_REPLY_NBYTES);
+constexpr u32 workers = RINGMEM_WORKERS;
+constexpr u32 ring_blocks = RINGMEM_BLOCKS;
+constexpr u32 chunk = RINGMEM_CHUNK;
+constexpr u32 load_lines = 8;  // lines of one warp-wide load
+constexpr u32 full_mask = 0xffffffffu;
+
+constexpr u32 chunk_message_lines = chunk * message_lines;
+constexpr u32 chunk_reply_lines = chunk * reply_lines;
+constexpr u32 message_area =  // of the handler's contiguous view; in place where one line is enough
+    message_lines == 1 ? 0 : message_lines * line_payload_nbytes;
+constexpr u32 reply_area = reply_lines == 1 ? 0 : reply_lines * line_payload_nbytes;
+
+struct alignas(16) WorkerMemory {
+  u8 lines[chunk_message_lines * line_nbytes];
+  u8 replies[chunk_reply_lines * line_nbytes];
+  u8 messages[chunk * message_area + 16];
+  u8 plain_replies[chunk * reply_area + 16];
+  i32 status[chunk];
+};
+
+struct WorkerReport {
+  u64 progress;
+  u64 processed, dropped, errors;
+  u64 latency_total_ns, latency_max_ns, latency_min_ns, last_processed_ns;
+  i32 last_error;
+  u32 paused, ended;
+};
+
+enum Order : u32 { run = 0, pause = 1, leave = 2 };
+
+struct BlockMemory {
+  u64 output_head;
+  u64 drain_target;  // all ones: no drain asked for
+  u32 order;
+  u32 workers_ready;
+  u32 block_ready;   // RINGMEM_MODE_BLOCK: messages in block_lines
+  u64 block_next;
+  WorkerReport reports[workers];
+};
+
+struct Ring {
+  u8* slots;
+  u64 mask;
+  u32 shift;
+};
+
+__device__ __forceinline__ Ring ring_at(u64 header) {
+  const RingDescriptor* descriptor = &reinterpret_cast<const RingHeader*>(header)->descriptor;
+  const u64 capacity = load_u64(&descriptor->capacity);
+  Ring ring;
+  ring.slots = reinterpret_cast<u8*>(header) + sizeof(RingHeader);
+  ring.mask = capacity - 1;
+  ring.shift = 63 - __clzll(static_cast<long long>(capacity));
+  return ring;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Worker.
+
+// Reads `count` lines of the chunk, from line `first` on, into `memory`; returns how many lines in
+// a row, from the first, carry their sequence.
+template <u32 max_loads>
+__device__ __forceinline__ u32 read_lines(const Ring& input, u64 index, u32 count, u8* memory) {
+  const u32 lane = threadIdx.x & 31;
+  Part parts[max_loads];
+#pragma unroll
+  for (u32 i = 0; i < max_loads; ++i) {
+    const u32 line = i * load_lines + (lane >> 2);
+    if (line < count) {
+      const u64 slot = (index + line / message_lines) & input.mask;
+      const u64 at = (slot * message_lines + line % message_lines) * line_nbytes + (lane & 3) * 16;
+      parts[i] = load_part(input.slots + at);
+    }
+  }
+  u32 ready = 0;
+  bool open = true;
+#pragma unroll
+  for (u32 i = 0; i < max_loads; ++i) {
+    const u32 line = i * load_lines + (lane >> 2);
+    bool match = false;
+    if (line < count) {
+      const u32 expected = sequence_of(index + line / message_lines, input.shift);
+      match = (lane & 3) == 0 && word_sequence(parts[i].a) == expected;
+      *reinterpret_cast<Part*>(memory + line * line_nbytes + (lane & 3) * 16) = parts[i];
+    }
+    const u32 found = __ballot_sync(full_mask, match) | 0xeeeeeeeeu;  // bits 0, 4, 8, … count
+    const u32 row = found == full_mask ? load_lines : (__ffs(~found) - 1) >> 2;
+    if (open) ready += row;
+    open = open && row == load_lines;
+  }
+  __syncwarp();
+  return ready;
+}
+
+// Polls the first lines of message `index` until one is there or `order` changes.
+// Four polls are kept in flight, a quarter of the link's latency apart. A worker whose chunk is not
+// the next to fill (`previous` is the progress of the worker before it) looks less often.
+struct Poller {
+  u32 idle = 0;
+
+  __device__ __forceinline__ u32 wait(const Ring& input, u64 index, u32 count, u8* memory,
+                                      const BlockMemory& block, const u64& previous) {
+    constexpr u32 in_flight = 4;
+    const u32 lane = threadIdx.x & 31;
+    const u32 line = lane >> 2;
+    const bool mine = line < count;
+    const u64 slot = (index + line / message_lines) & input.mask;
+    const u8* at = input.slots + (slot * message_lines + line % message_lines) * line_nbytes +
+                   (lane & 3) * 16;
+    const u32 expected = sequence_of(index + line / message_lines, input.shift);
+    Part parts[in_flight];
+    const long long start = clock64();
+#pragma unroll
+    for (u32 i = 0; i < in_flight; ++i) {
+      while (clock64() - start < static_cast<long long>(i) * 500) {
+      }
+      if (mine) parts[i] = load_part(at);
+    }
+    for (;;) {
+#pragma unroll
+      for (u32 i = 0; i < in_flight; ++i) {
+        const bool match = mine && (lane & 3) == 0 && word_sequence(parts[i].a) == expected;
+        const u32 found = __ballot_sync(full_mask, match) | 0xeeeeeeeeu;
+        if (found & 1u) {
+          if (mine) *reinterpret_cast<Part*>(memory + line * line_nbytes + (lane & 3) * 16) = parts[i];
+          __syncwarp();
+          idle = 0;
+          return found == full_mask ? load_lines : (__ffs(~found) - 1) >> 2;
+        }
+        if (mine) parts[i] = load_part(at);
+      }
+      if (__shfl_sync(full_mask, peek(block.order), 0) != run) return 0;
+      if (__shfl_sync(full_mask, peek(block.drain_target), 0) != ~0ull) return 0;
+      ++idle;
+      if (__shfl_sync(full_mask, peek(previous), 0) < index) __nanosleep(1000);
+      if (idle > 4096) __nanosleep(idle > 65536 ? 4000 : 500);
+    }
+  }
+};
+
+// Calls the user's handler on message `i` of the chunk, with its own contiguous message and reply.
+__device__ __forceinline__ i32 handle(WorkerMemory& memory, u32 i, void* state, u32 lane,
+                                      u32 lanes) {
+  const void* message = message_lines == 1
+                            ? memory.lines + i * line_nbytes + 8
+                            : memory.messages + i * message_area;
+  void* reply = reply_lines == 1 ? memory.replies + i * line_nbytes + 8
+                                 : memory.plain_replies + i * reply_area;
+  return RINGMEM_CALL_HANDLER(message, reply, state, lane, lanes);
+}
+
+// Lines of several messages into contiguous messages; nothing to do where a message is one line.
+__device__ __forceinline__ void gather_messages(WorkerMemory& memory, u32 count, u32 thread,
+                                                u32 threads) {
+  if constexpr (message_lines > 1) {
+    for (u32 word = thread; word < count * message_lines * 7; word += threads) {
+      const u32 line = word / 7;
+      const u64 value =
+          *reinterpret_cast<const u64*>(memory.lines + line * line_nbytes + 8 + (word % 7) * 8);
+      *reinterpret_cast<u64*>(memory.messages + (line / message_lines) * message_area +
+                              (line % message_lines) * line_payload_nbytes + (word % 7) * 8) = value;
+    }
+  }
+}
+
+__device__ __forceinline__ void scatter_replies(WorkerMemory& memory, u32 count, u32 thread,
+                                                u32 threads) {
+  if constexpr (reply_lines > 1) {
+    for (u32 word = thread; word < count * reply_lines * 7; word += threads) {
+      const u32 line = word / 7;
+      const u64 value = *reinterpret_cast<const u64*>(
+          memory.plain_replies + (line / reply_lines) * reply_area +
+          (line % reply_lines) * line_payload_nbytes + (word % 7) * 8);
+      *reinterpret_cast<u64*>(memory.replies + line * line_nbytes + 8 + (word % 7) * 8) = value;
+    }
+  }
+}
+
+__device__ __forceinline__ void clear_replies(WorkerMemory& memory, u32 count, u32 thread,
+                                              u32 threads) {
+  u64* words = reinterpret_cast<u64*>(reply_lines == 1 ? memory.replies : memory.plain_replies);
+  const u32 total = count * (reply_lines == 1 ? line_nbytes : reply_area) / 8;
+  for (u32 i = thread; i < total; i += threads) words[i] = 0;
+}
+
+__device__ __forceinline__ void write_replies(const Ring& output, u64 index, u32 count,
+                                              WorkerMemory& memory, u32 thread, u32 threads) {
+  for (u32 quarter = thread; quarter < count * reply_lines * 4; quarter += threads) {
+    const u32 line = quarter >> 2;
+    const u64 message = index + line / reply_lines;
+    Part part = *reinterpret_cast<const Part*>(memory.replies + quarter * 16);
+    if ((quarter & 3) == 0) {
+      part.a = line_word(sequence_of(message, output.shift), memory.status[line / reply_lines]);
+    }
+    const u64 slot = message & output.mask;
+    store_part(output.slots + (slot * reply_lines + line % reply_lines) * line_nbytes +
+                   (quarter & 3) * 16,
+               part);
+  }
+}
+
+// Copies message `i` to the dead letters, by one lane; false where there is no room.
+__device__ bool write_dead_letter(const KernelRing& launch, const WorkerMemory& memory, u32 i) {
+  if (launch.dead_letter_ptr == 0) return true;
+  const Ring letters = ring_at(launch.dead_letter_ptr);
+  BlockScratch* first = reinterpret_cast<BlockScratch*>(launch.scratch_ptr);
+  u64 claimed = load_u64(&first->dead_tail);
+  for (;;) {
+    if (claimed - load_u64(&first->dead_head) > letters.mask) return false;
+    const u64 seen = atomicCAS(reinterpret_cast<unsigned long long*>(&first->dead_tail), claimed,
+                               claimed + 1);
+    if (seen == claimed) break;
+    claimed = seen;
+  }
+  const u32 sequence = sequence_of(claimed, letters.shift);
+  u8* slot = letters.slots + (claimed & letters.mask) * message_lines * line_nbytes;
+  for (u32 line = 0; line < message_lines; ++line) {
+    const u64* words =
+        reinterpret_cast<const u64*>(memory.lines + (i * message_lines + line) * line_nbytes);
+    for (u32 word = 7; word > 0; --word) store_u64(slot + line * line_nbytes + word * 8, words[word]);
+    __threadfence_system();  // one lane writes a line in eight stores: the sequence goes last
+    store_u64(slot + line * line_nbytes, line_word(sequence, memory.status[i]));
+  }
+  return true;
+}
+
+__device__ void account(const KernelRing& launch, WorkerMemory& memory, WorkerReport& report,
+                        u64 next, u32 count, bool failed, u64 seen_ns) {
+  const u64 end_ns = now_ns();
+  const u64 latency = end_ns - seen_ns;
+  for (u32 i = 0; failed && i < count; ++i) {
+    if (memory.status[i] == 0) continue;
+    report.errors += 1;
+    report.last_error = memory.status[i];
+    if (!write_dead_letter(launch, memory, i)) report.dropped += 1;
+  }
+  report.processed += count;
+  report.latency_total_ns += latency * count;
+  if (latency > report.latency_max_ns) report.latency_max_ns = latency;
+  if (latency < report.latency_min_ns) report.latency_min_ns = latency;
+  report.last_processed_ns = end_ns;
+  __threadfence_block();
+  poke(report.progress, next);
+}
+
+// Waits until the output ring has room for messages up to `last`; false: leave.
+__device__ __forceinline__ bool wait_for_room(const Ring& output, u64 last,
+                                              const BlockMemory& block) {
+  while (last - peek(block.output_head) > output.mask) {
+    if (peek(block.order) == leave) return false;
+    __nanosleep(100);
+  }
+  return true;
+}
+
+__device__ void handle_batch(WorkerMemory& memory, u32 count, void* state) {
+  const u32 lane = threadIdx.x & 31;
+  if constexpr (RINGMEM_MODE == RINGMEM_MODE_LANE) {
+    if (lane < count) memory.status[lane] = handle(memory, lane, state, 0, 1);
+  } else if constexpr (RINGMEM_MODE == RINGMEM_MODE_ORDER) {
+    if (lane == 0) {
+      for (u32 i = 0; i < count; ++i) memory.status[i] = handle(memory, i, state, 0, 1);
+    }
+  } else {
+    for (u32 i = 0; i < count; ++i) {
+      const i32 status = handle(memory, i, state, lane, 32);
+      __syncwarp();
+      const u32 failed = __ballot_sync(full_mask, status != 0);
+      const i32 shown = __shfl_sync(full_mask, status, failed != 0 ? __ffs(failed) - 1 : 0);
+      if (lane == 0) memory.status[i] = shown;
+    }
+  }
+  __syncwarp();
+}
+
+__device__ void worker_loop(const KernelRing& launch, BlockMemory& block, WorkerMemory& memory,
+                            u32 worker_of_block, u32 block_of_ring) {
+  const Ring input = ring_at(launch.input_ptr);
+  const Ring output = ring_at(launch.output_ptr);
+  void* state = reinterpret_cast<void*>(launch.state_ptr);
+  const u32 lane = threadIdx.x & 31;
+  WorkerReport& report = block.reports[worker_of_block];
+  const u64& previous =  // in the same block; across blocks every worker counts as next to fill
+      ring_blocks == 1 ? block.reports[(worker_of_block + workers - 1) % workers].progress
+                       : report.progress;
+  const u64 stride = static_cast<u64>(chunk) * workers * ring_blocks;
+  u64 next = peek(report.progress);
+  u64 end = (next / chunk + 1) * chunk;  // of the chunk in work
+  Poller poller;
+  bool hot = false;
+
+  for (;;) {
+    const u32 order = __shfl_sync(full_mask, peek(block.order), 0);
+    if (order == leave) break;
+    if (order == pause) {
+      __threadfence_system();
+      if (lane == 0) poke(report.paused, 1u);
+      __nanosleep(1000);
+      continue;
+    }
+    if (peek(report.paused) != 0) {
+      __threadfence_system();  // the state may have been written meanwhile: drop what L1 holds
+      if (lane == 0) poke(report.paused, 0u);
+      __syncwarp();
+    }
+    const u64 drain_target = __shfl_sync(full_mask, peek(block.drain_target), 0);
+    if (next >= drain_target) break;
+
+    const u32 wanted = static_cast<u32>(end - next) * message_lines;
+    u32 ready;
+    if (hot || message_lines > load_lines) {
+      ready = read_lines<(chunk_message_lines + load_lines - 1) / load_lines>(input, next, wanted,
+                                                                             memory.lines);
+    } else {
+      ready = poller.wait(input, next, wanted < load_lines ? wanted : load_lines, memory.lines,
+                          block, previous);
+    }
+    const u32 count = ready / message_lines;
+    hot = count > 0 && (ready == wanted || ready >= load_lines);
+    if (count == 0) continue;
+    const u64 seen_ns = now_ns();
+
+    const bool room = __all_sync(full_mask, wait_for_room(output, next + count - 1, block));
+    if (!room) break;
+    gather_messages(memory, count, lane, 32);
+    clear_replies(memory, count, lane, 32);
+    __syncwarp();
+    handle_batch(memory, count, state);
+    scatter_replies(memory, count, lane, 32);
+    __syncwarp();
+    write_replies(output, next, count, memory, lane, 32);
+    next += count;
+    if (next == end) {
+      next += stride - chunk;
+      end += stride;
+    }
+    const bool failed = __any_sync(full_mask, lane < count && memory.status[lane] != 0);
+    if (lane == 0) account(launch, memory, report, next, count, failed, seen_ns);
+    __syncwarp();
+  }
+  __threadfence_system();
+  if (lane == 0) poke(report.ended, 1u);
+}
+
+// RINGMEM_MODE_BLOCK: worker 0 reads and writes, all workers handle, one message after another.
+__device__ __forceinline__ void worker_barrier() {
+  asm volatile("bar.sync 1, %0;" ::"r"(workers * 32) : "memory");
+}
+
+__device__ void block_loop(const KernelRing& launch, BlockMemory& block, WorkerMemory& memory,
+                           u32 worker) {
+  const Ring input = ring_at(launch.input_ptr);
+  const Ring output = ring_at(launch.output_ptr);
+  void* state = reinterpret_cast<void*>(launch.state_ptr);
+  const u32 lane = threadIdx.x & 31;
+  WorkerReport& report = block.reports[worker];
+  u64 next = peek(block.reports[0].progress);
+  Poller poller;
+  constexpr u32 stop = 0xffffffffu;
+
+  for (;;) {
+    u64 seen_ns = 0;
+    if (worker == 0) {
+      u32 count = 0;
+      for (;;) {
+        const u32 order = __shfl_sync(full_mask, peek(block.order), 0);
+        const u64 drain_target = __shfl_sync(full_mask, peek(block.drain_target), 0);
+        if (order == leave || next >= drain_target) {
+          count = stop;
+          break;
+        }
+        if (order == pause) {
+          __threadfence_system();
+          if (lane < workers) poke(block.reports[lane].paused, 1u);
+          __nanosleep(1000);
+          continue;
+        }
+        if (peek(report.paused) != 0) {
+          __threadfence_system();
+          if (lane < workers) poke(block.reports[lane].paused, 0u);
+          __syncwarp();
+        }
+        const u32 wanted = chunk_message_lines - static_cast<u32>(next % chunk) * message_lines;
+        const u32 ready =
+            message_lines > load_lines
+                ? read_lines<(chunk_message_lines + load_lines - 1) / load_lines>(
+                      input, next, wanted, memory.lines)
+                : poller.wait(input, next, wanted < load_lines ? wanted : load_lines, memory.lines,
+                              block, next);
+        count = ready / message_lines;
+        if (count > 0) break;
+      }
+      seen_ns = now_ns();
+      if (count != stop && !__all_sync(full_mask, wait_for_room(output, next + count - 1, block))) {
+        count = stop;
+      }
+      if (lane == 0) poke(block.block_ready, count);
+      __threadfence_block();
+    }
+    worker_barrier();
+    const u32 count = peek(block.block_ready);
+    if (count == stop) break;
+    __threadfence();  // the state may have been written while paused: drop what L1 holds
+    gather_messages(memory, count, threadIdx.x, workers * 32);
+    clear_replies(memory, count, threadIdx.x, workers * 32);
+    for (u32 i = threadIdx.x; i < count; i += workers * 32) memory.status[i] = 0;
+    worker_barrier();
+    for (u32 i = 0; i < count; ++i) {
+      const i32 status = handle(memory, i, state, threadIdx.x, workers * 32);
+      if (status != 0) poke(memory.status[i], status);
+      worker_barrier();
+    }
+    scatter_replies(memory, count, threadIdx.x, workers * 32);
+    worker_barrier();
+    write_replies(output, next, count, memory, threadIdx.x, workers * 32);
+    next += count;
+    if (worker == 0) {
+      if (lane == 0) account(launch, memory, report, next, count, true, seen_ns);
+    } else if (lane == 0) {
+      poke(report.progress, next);
+    }
+    worker_barrier();
+  }
+  __threadfence_system();
+  if (lane == 0) poke(report.ended, 1u);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Service.
+
+// Sums of the block's workers (lane w holds worker w; at most 31 workers).
+__device__ void report_block(BlockMemory& block, BlockScratch* scratch) {
+  const u32 lane = threadIdx.x & 31;
+  WorkerReport mine = {};
+  mine.progress = ~0ull;
+  mine.latency_min_ns = ~0ull;
+  mine.paused = 1;
+  mine.ended = 1;
+  if (lane < workers) {
+    const WorkerReport& report = block.reports[lane];
+    mine.progress = peek(report.progress);
+    mine.processed = peek(report.processed);
+    mine.dropped = peek(report.dropped);
+    mine.errors = peek(report.errors);
+    mine.latency_total_ns = peek(report.latency_total_ns);
+    mine.latency_max_ns = peek(report.latency_max_ns);
+    mine.latency_min_ns = peek(report.latency_min_ns);
+    mine.last_processed_ns = peek(report.last_processed_ns);
+    mine.last_error = peek(report.last_error);
+    mine.paused = peek(report.paused);
+    mine.ended = peek(report.ended);
+  }
+  for (u32 step = 16; step > 0; step >>= 1) {
+    const auto other = [step](auto value) { return __shfl_xor_sync(full_mask, value, step); };
+    const u64 progress = other(mine.progress);
+    if (progress < mine.progress) mine.progress = progress;
+    mine.processed += other(mine.processed);
+    mine.dropped += other(mine.dropped);
+    mine.errors += other(mine.errors);
+    mine.latency_total_ns += other(mine.latency_total_ns);
+    const u64 max = other(mine.latency_max_ns);
+    if (max > mine.latency_max_ns) mine.latency_max_ns = max;
+    const u64 min = other(mine.latency_min_ns);
+    if (min < mine.latency_min_ns) mine.latency_min_ns = min;
+    const u64 last = other(mine.last_processed_ns);
+    const i32 error = other(mine.last_error);
+    if (last > mine.last_processed_ns || mine.last_error == 0) mine.last_error = error != 0 ? error : mine.last_error;
+    if (last > mine.last_processed_ns) mine.last_processed_ns = last;
+    mine.paused &= other(mine.paused);
+    mine.ended &= other(mine.ended);
+  }
+  if (lane == 0) {
+    store_u64(&scratch->processed, mine.processed);
+    store_u64(&scratch->dropped, mine.dropped);
+    store_u64(&scratch->errors, mine.errors);
+    store_u64(&scratch->latency_total_ns, mine.latency_total_ns);
+    store_u64(&scratch->latency_max_ns, mine.latency_max_ns);
+    store_u64(&scratch->latency_min_ns, mine.latency_min_ns);
+    store_u64(&scratch->last_processed_ns, mine.last_processed_ns);
+    store_u32(&scratch->last_error, static_cast<u32>(mine.last_error));
+    store_u32(&scratch->paused, mine.paused);
+    __threadfence();
+    store_u64(&scratch->progress, mine.progress);
+    store_u32(&scratch->ended, mine.ended);
+  }
+  __syncwarp();
+}
+
+struct Totals {
+  u64 progress, processed, dropped, errors, latency_total, latency_max, latency_min, last;
+  i32 last_error;
+  bool paused, ended;
+};
+
+__device__ Totals sum_blocks(const BlockScratch* scratch) {
+  Totals totals = {~0ull, 0, 0, 0, 0, 0, ~0ull, 0, 0, true, true};
+  for (u32 b = 0; b < ring_blocks; ++b) {
+    const BlockScratch& from = scratch[b];
+    const u64 progress = load_u64(&from.progress);
+    if (progress < totals.progress) totals.progress = progress;
+    totals.processed += load_u64(&from.processed);
+    totals.dropped += load_u64(&from.dropped);
+    totals.errors += load_u64(&from.errors);
+    totals.latency_total += load_u64(&from.latency_total_ns);
+    const u64 max = load_u64(&from.latency_max_ns);
+    if (max > totals.latency_max) totals.latency_max = max;
+    const u64 min = load_u64(&from.latency_min_ns);
+    if (min < totals.latency_min) totals.latency_min = min;
+    const u64 last = load_u64(&from.last_processed_ns);
+    const i32 error = static_cast<i32>(load_u32(&from.last_error));
+    if (error != 0 && (totals.last_error == 0 || last > totals.last)) totals.last_error = error;
+    if (last > totals.last) totals.last = last;
+    totals.paused = totals.paused && load_u32(&from.paused) != 0;
+    totals.ended = totals.ended && load_u32(&from.ended) != 0;
+  }
+  return totals;
+}
+
+struct Published {
+  u64 progress = ~0ull;
+  u64 processed = ~0ull;
+  u32 paused = 0;
+  u64 telemetry_ns = 0;
+};
+
+constexpr u64 telemetry_interval_ns = 20'000;
+
+__device__ void write_telemetry(const KernelRing& launch, const Totals& totals, u64 tail) {
+  TelemetryBuffer* telemetry = reinterpret_cast<TelemetryBuffer*>(launch.telemetry_ptr);
+  const u64 sequence = load_u64(&telemetry->sequence);
+  store_u64(&telemetry->sequence, sequence + 1);
+  __threadfence_system();
+  store_u64(&telemetry->processed, totals.processed);
+  store_u64(&telemetry->dropped, totals.dropped);
+  store_u64(&telemetry->latency_total_ns, totals.latency_total);
+  store_u64(&telemetry->latency_max_ns, totals.latency_max);
+  store_u64(&telemetry->latency_min_ns, totals.latency_min);
+  const u64 depth = tail > totals.progress ? tail - totals.progress : 0;
+  store_u32(&telemetry->queue_depth, static_cast<u32>(depth));
+  store_u32(&telemetry->last_error, static_cast<u32>(totals.last_error));
+  store_u64(&telemetry->last_processed_ns, totals.last);
+  __threadfence_system();
+  store_u64(&telemetry->sequence, sequence + 2);
+}
+
+// By lane 0 of the first block's service warp.
+__device__ void publish(const KernelRing& launch, const Totals& totals, u64 tail, u64 now,
+                        bool final, Published& published) {
+  ControlBlock* control = reinterpret_cast<ControlBlock*>(launch.control_ptr);
+  if (totals.progress != published.progress && totals.progress != ~0ull) {
+    // The worker whose chunk is next to fill stands at the first message that was not answered.
+    store_u64(&reinterpret_cast<RingHeader*>(launch.input_ptr)->consumer.head, totals.progress);
+    published.progress = totals.progress;
+  }
+  if (final || (totals.processed != published.processed &&
+                now - published.telemetry_ns >= telemetry_interval_ns)) {
+    store_u64(&control->messages_processed, totals.processed);
+    store_u64(&control->last_activity, totals.last);
+    store_u32(&control->error_count, static_cast<u32>(totals.errors));
+    store_u32(&control->last_error, static_cast<u32>(totals.last_error));
+    if (launch.dead_letter_ptr != 0) {
+      const BlockScratch* first = reinterpret_cast<const BlockScratch*>(launch.scratch_ptr);
+      store_u64(&reinterpret_cast<RingHeader*>(launch.dead_letter_ptr)->producer.tail,
+                load_u64(&first->dead_tail));
+    }
+    store_u64(&reinterpret_cast<RingHeader*>(launch.output_ptr)->producer.tail, totals.processed);
+    write_telemetry(launch, totals, tail);
+    published.processed = totals.processed;
+    published.telemetry_ns = now;
+  }
+  const u32 paused = totals.paused ? 1 : 0;
+  if (paused != published.paused) {
+    __threadfence_system();
+    store_u32(&control->is_paused, paused);
+    published.paused = paused;
+  }
+}
+
+__device__ void service_loop(const KernelRing& launch, BlockMemory& block, u32 block_of_ring) {
+  const u32 lane = threadIdx.x & 31;
+  const ControlBlock* control = reinterpret_cast<const ControlBlock*>(launch.control_ptr);
+  const RingHeader* input = reinterpret_cast<const RingHeader*>(launch.input_ptr);
+  const RingHeader* output = reinterpret_cast<const RingHeader*>(launch.output_ptr);
+  BlockScratch* scratch = reinterpret_cast<BlockScratch*>(launch.scratch_ptr);
+  const u64 start = now_ns();
+  u64 beat = 0, beat_ns = start;
+  u32 reason = 0;
+  Published published;
+
+  for (;;) {
+    // The whole control block in one load of the warp; the other indices beside it.
+    const u32 word = load_u32(reinterpret_cast<const u32*>(control) + lane);
+    const u64 tail = load_u64(&input->producer.tail);
+    const u64 output_head = load_u64(&output->consumer.head);
+    const auto field = [word](u32 offset) { return __shfl_sync(full_mask, word, offset / 4); };
+    const u32 terminate = field(__builtin_offsetof(ControlBlock, should_terminate));
+    const u32 should_pause = field(__builtin_offsetof(ControlBlock, should_pause));
+    const u32 drain = field(__builtin_offsetof(ControlBlock, should_drain));
+    const u32 timeout_ms = field(__builtin_offsetof(ControlBlock, heartbeat_timeout_ms));
+    const u64 heartbeat = field(__builtin_offsetof(ControlBlock, heartbeat)) |
+                          static_cast<u64>(field(__builtin_offsetof(ControlBlock, heartbeat) + 4))
+                              << 32;
+    const u64 now = now_ns();
+    if (heartbeat != beat) {
+      beat = heartbeat;
+      beat_ns = now;
+    }
+    const bool orphaned = timeout_ms != 0 && now - beat_ns > timeout_ms * 1'000'000ull;
+    const bool expired = launch.deadline_ns != 0 && now - start > launch.deadline_ns;
+    if (reason == 0) {
+      if (terminate != 0) reason = static_cast<u32>(EndReason::terminated);
+      else if (orphaned || expired) reason = static_cast<u32>(EndReason::orphaned);
+    }
+    if (lane == 0) {
+      poke(block.output_head, output_head);
+      if (drain != 0) poke(block.drain_target, tail);
+      poke(block.order, static_cast<u32>(reason != 0 ? leave : should_pause != 0 ? pause : run));
+    }
+    __syncwarp();
+    report_block(block, &scratch[block_of_ring]);
+
+    bool ended;
+    if (block_of_ring == 0) {
+      u32 all_ended = 0;
+      if (lane == 0) {
+        if (launch.dead_letter_ptr != 0) {
+          store_u64(&scratch[0].dead_head,
+                    load_u64(&reinterpret_cast<const RingHeader*>(launch.dead_letter_ptr)->consumer.head));
+        }
+        const Totals totals = sum_blocks(scratch);
+        all_ended = totals.ended ? 1 : 0;
+        publish(launch, totals, tail, now, totals.ended, published);
+      }
+      ended = __shfl_sync(full_mask, all_ended, 0) != 0;
+    } else {
+      ended = __shfl_sync(full_mask, load_u32(&scratch[block_of_ring].ended), 0) != 0;
+    }
+    if (ended) {
+      if (reason == 0) reason = static_cast<u32>(EndReason::drained);
+      break;
+    }
+    // Nothing happened for a while: look less often.
+    if (now - load_u64(&scratch[0].last_processed_ns) > 10'000'000ull) __nanosleep(20'000);
+  }
+  if (block_of_ring == 0 && lane == 0) {
+    ControlBlock* out = reinterpret_cast<ControlBlock*>(launch.control_ptr);
+    store_u32(&out->end_reason, reason);
+    store_u32(&out->active, 0);
+    __threadfence_system();
+    store_u32(&out->has_terminated, 1);
+  }
+}
+
+}  // namespace ringmem
+
+extern "C" __global__ void __launch_bounds__((RINGMEM_WORKERS + 1) * 32, 1)
+    ringmem_ring_kernel(const ringmem::layout::KernelRing* launches) {
+  using namespace ringmem;
+  extern __shared__ __align__(128) u8 dynamic_memory[];
+  BlockMemory& block = *reinterpret_cast<BlockMemory*>(dynamic_memory);
+  constexpr u32 block_nbytes = (sizeof(BlockMemory) + 127) / 128 * 128;
+  WorkerMemory* memories = reinterpret_cast<WorkerMemory*>(dynamic_memory + block_nbytes);
+  const KernelRing launch = launches[blockIdx.x / ring_blocks];
+  const u32 block_of_ring = blockIdx.x % ring_blocks;
+  const u32 warp = threadIdx.x >> 5;
+
+  // Where the ring stands: the first launch starts at 0, one after a restart goes on.
+  const u64 head =
+      load_u64(&reinterpret_cast<const RingHeader*>(launch.input_ptr)->consumer.head);
+  if (threadIdx.x == 0) {
+    block = {};
+    block.drain_target = ~0ull;
+    block.output_head =
+        load_u64(&reinterpret_cast<const RingHeader*>(launch.output_ptr)->consumer.head);
+  }
+  __syncthreads();
+  if (threadIdx.x < workers) {
+    // The first chunk of this worker that is not wholly below `head`.
+    const u64 stride = workers * ring_blocks;
+    const u64 mine = block_of_ring * workers + threadIdx.x;
+    const u64 at = head / chunk;
+    const u64 first = at + (mine + stride - at % stride) % stride;
+    WorkerReport& report = block.reports[threadIdx.x];
+    report.progress = RINGMEM_MODE == RINGMEM_MODE_BLOCK || first == at ? head : first * chunk;
+    report.latency_min_ns = ~0ull;
+  }
+  __syncthreads();
+  if (blockIdx.x % ring_blocks == 0 && threadIdx.x == 0) {
+    store_u32(&reinterpret_cast<ControlBlock*>(launch.control_ptr)->active, 1);
+  }
+  if (warp == workers) {
+    service_loop(launch, block, block_of_ring);
+  } else if constexpr (RINGMEM_MODE == RINGMEM_MODE_BLOCK) {
+    block_loop(launch, block, memories[0], warp);
+  } else {
+    worker_loop(launch, block, memories[warp], warp, block_of_ring);
+  }
+}
+
+// Bytes of dynamic shared memory that a launch must ask for.
+extern "C" __device__ const unsigned ringmem_shared_nbytes =
+    (sizeof(ringmem::BlockMemory) + 127) / 128 * 128 +
+    sizeof(ringmem::WorkerMemory) * (RINGMEM_MODE == RINGMEM_MODE_BLOCK ? 1 : RINGMEM_WORKERS);
