@@ -5,4 +5,5 @@ NB_MODULE(_native, m) {
   using namespace ringmem::bind;
   m.doc() = "The native floor of ringmem. Not an API: use the package.";
   bind_errors(m);
+  bind_driver(m);
 }
