@@ -1,12 +1,10 @@
 // The raw drivers in Python: every operation under its C++ name, handles and addresses as ints.
 // Cold by design: each call gives up the GIL and takes it again.
 #include "bind/driver_call.hpp"
+
 #include "bind/objects.hpp"
 #include "driver/cuda/cuda_driver.hpp"
-
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
+#include "driver/faulty/faulty_driver.hpp"
 
 #include <cstdio>
 
@@ -32,7 +30,11 @@ std::string describe(const Driver& driver, Status status, const std::vector<Argu
     if (!text.empty()) text += ", ";
     text += argument.text;
   }
-  const auto* cuda = dynamic_cast<const CudaDriver*>(&driver);
+  const Driver* inner = &driver;
+  while (const auto* faulty = dynamic_cast<const FaultyDriver*>(inner)) {
+    inner = faulty->inner().get();
+  }
+  const auto* cuda = dynamic_cast<const CudaDriver*>(inner);
   if (cuda && status == Status::not_initialized && !cuda->load_error().empty()) {
     text += (text.empty() ? "" : "; ") + cuda->load_error();
   }

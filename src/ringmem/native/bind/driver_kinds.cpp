@@ -96,6 +96,7 @@ void bind_faulty(nb::module_& m) {
 void bind_driver_kinds(nb::module_& m) {
   nb::class_<CudaDriver, Driver>(m, "CudaDriver", "The CUDA driver of this machine, loaded at its "
                                                   "first use.")
+      .def(nb::init<>())  // reads RINGMEM_CUDA_LIBRARY anew: for tests of loading
       .def_prop_ro("load_error", [](const CudaDriver& driver) { return driver.load_error(); },
                    "Why there is no usable driver; empty where there is one. Loads it.")
       .def_prop_ro("library", [](const CudaDriver& driver) { return driver.library(); },

@@ -174,13 +174,21 @@ Status CudaDriver::peer_disable(int device, int peer) noexcept {
 }
 
 Status CudaDriver::relax_capture(bool relaxed, bool* previous) noexcept {
-  // The mode that the thread had before it was relaxed; the exchange gives the old mode back.
+  // The mode that this thread had before we relaxed it, and whether we did: an application's own
+  // mode is put back exactly, and never changed by a "back" without a "there".
   thread_local CUstreamCaptureMode before = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  thread_local bool ours = false;
+  if (Status status = ready(); !ok(status)) return status;
+  if (!relaxed && !ours) {
+    *previous = false;
+    return Status::success;
+  }
   CUstreamCaptureMode mode = relaxed ? CU_STREAM_CAPTURE_MODE_RELAXED : before;
   const Status status = plain(&F::ThreadExchangeStreamCaptureMode, &mode);
   if (!ok(status)) return status;
   *previous = mode == CU_STREAM_CAPTURE_MODE_RELAXED;
   if (relaxed && !*previous) before = mode;
+  ours = relaxed && (ours || !*previous);
   return status;
 }
 
