@@ -47,7 +47,12 @@ std::shared_ptr<Allocator> make_default_allocator(const DriverRef& driver, int o
 
 void init_device(NativeDevice* self, DriverRef driver, int ordinal) {
   int count = 0;
-  check(driver->device_count(&count), "cuDeviceGetCount");
+  Status status;
+  {
+    nb::gil_scoped_release release;  // may load and initialize the driver
+    status = driver->device_count(&count);
+  }
+  check(status, "cuDeviceGetCount");
   if (ordinal < 0 || ordinal >= count) {
     raise_error("InvalidDeviceError", "there is no device " + device_name(*driver, ordinal) +
                                           ": the driver has " + std::to_string(count) +

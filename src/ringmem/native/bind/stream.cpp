@@ -50,7 +50,7 @@ void warn(const std::string& text) noexcept {
   if (!nb::is_alive()) return;
   nb::gil_scoped_acquire gil;
   nb::error_scope keep;  // whatever was being raised goes on
-  if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
+  if (PyErr_WarnEx(PyExc_ResourceWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
 }
 
 // --- streams -----------------------------------------------------------------------------------
@@ -187,11 +187,20 @@ StreamHandle handle_on(NativeStream& stream, const NativeDevice& device) {
   return stream.handle;
 }
 
+// A device may hold streams and events of its own (staging), which hold it: the collector must see
+// the native reference. It counts only while nobody shares it, since it is one Python reference.
+// Clearing breaks the cycle at the device; the destructor here still needs it.
+int visit_device(const DeviceRef& device, visitproc visit, void* arg) {
+  if (device && device.use_count() == 1) Py_VISIT(nb::find(*device).ptr());
+  return 0;
+}
+
 int traverse_stream(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
-  Py_VISIT(nb::inst_ptr<NativeStream>(self)->keep_alive.ptr());
-  return 0;
+  NativeStream* stream = nb::inst_ptr<NativeStream>(self);
+  Py_VISIT(stream->keep_alive.ptr());
+  return visit_device(stream->device, visit, arg);
 }
 
 int clear_stream(PyObject* self) {
@@ -199,9 +208,17 @@ int clear_stream(PyObject* self) {
   return 0;
 }
 
+int traverse_event(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? visit_device(nb::inst_ptr<NativeEvent>(self)->device, visit, arg)
+                              : 0;
+}
+
 PyType_Slot stream_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_stream)},
                               {Py_tp_clear, reinterpret_cast<void*>(clear_stream)},
                               {0, nullptr}};
+PyType_Slot event_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_event)},
+                             {0, nullptr}};
 
 // --- events ------------------------------------------------------------------------------------
 
@@ -315,7 +332,8 @@ void bind_streams(nb::module_& m) {
 }
 
 void bind_events(nb::module_& m) {
-  nb::class_<NativeEvent>(m, "EventBase", "A point in the work of a stream.")
+  nb::class_<NativeEvent>(m, "EventBase", nb::type_slots(event_slots),
+                           "A point in the work of a stream.")
       .def("__init__", &create_event, nb::arg("device"), nb::arg("timing"),
            nb::arg("blocking_sync"))
       .def_ro("device", &NativeEvent::device, "DeviceBase: the event's device.")
