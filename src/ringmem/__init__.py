@@ -10,50 +10,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from ringmem.device import (
-        Capabilities,
-        CopyRoute,
-        Device,
-        Event,
-        MemoryInfo,
-        MemoryVisibility,
-        PeerCopyResult,
-        PeerMatrix,
-        Simulation,
-        Stream,
-        VisibilityDecision,
-        as_stream,
-        can_access_peer,
-        copy_peer,
-        current_stream,
-        default_device,
-        devices,
-        devices_of,
-        disable_peer_access,
-        enable_peer_access,
-        peer_access_enabled,
-        peer_matrix,
-        release_staging,
-        simulate,
-    )
-    from ringmem.native.errors import (
-        AllocationFailedError,
-        ClosedError,
-        DoubleFreeError,
-        DriverError,
-        InvalidDeviceError,
-        InvalidValueError,
-        NotInitializedError,
-        NotSupportedError,
-        OutOfMemoryError,
-        RingmemError,
-        TimeoutError,
-    )
+if TYPE_CHECKING:  # the same names for type checkers and editors
+    from ringmem.device import *  # noqa: F403
+    from ringmem.native.errors import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-# Module -> the public names it gives. Each room adds its line here and its import above.
+# Module -> the public names it gives, which are its `__all__`. Each room adds its entry here and its
+# import above.
 _MODULES: dict[str, tuple[str, ...]] = {
     "ringmem.device": (
         "Capabilities",
@@ -97,7 +61,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
 }
 _EXPORTS: dict[str, str] = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["__version__", *sorted(_EXPORTS)]  # noqa: PLE0604 - built from the table
+__all__ = list(_EXPORTS)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
