@@ -6,4 +6,6 @@ NB_MODULE(_native, m) {
   m.doc() = "The native floor of ringmem. Not an API: use the package.";
   bind_errors(m);
   bind_driver(m);
+  bind_device(m);
+  bind_stream(m);
 }
