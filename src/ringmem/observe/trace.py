@@ -1,8 +1,8 @@
-"""Allocation traces: what a real program asked of its allocator, and whether the file says it right.
+"""Allocation traces: what a real program asked of its allocator, checked when it is loaded.
 
 A trace is a NumPy ``.npz`` file with four arrays of equal length, one entry an event, in program
-order. Everything that a replay relies on is checked when the trace is loaded, so that a replay
-never meets a block it does not know.
+order. Everything that a replay relies on is checked here, so that a replay never meets a block it
+does not know.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ ALLOCATE = 1
 FREE_REQUESTED = 2
 FREE_COMPLETED = 3
 
-_DTYPES = {"kind": np.uint8, "id": np.uint32, "size": np.uint64, "stream": np.uint8}
+_DTYPES: dict[str, type[np.unsignedinteger[Any]]] = {
+    "kind": np.uint8,
+    "id": np.uint32,
+    "size": np.uint64,
+    "stream": np.uint8,
+}
 _SHIPPED = "graph-net-7k.npz"
 # More than any address space holds; below it, sums of int64 in a trace cannot overflow unseen.
 _MOST_BYTES = 1 << 60
@@ -106,7 +111,13 @@ class Trace:
 
     @classmethod
     def from_arrays(
-        cls, *, kind: Any, id: Any, size: Any, stream: Any = None, name: str = "trace"
+        cls,
+        *,
+        kind: Any,
+        id: Any,  # noqa: A002 - the array's name in the file
+        size: Any,
+        stream: Any = None,
+        name: str = "trace",
     ) -> Trace:
         """Check arrays of events and make a trace of them.
 
@@ -209,7 +220,7 @@ def _integers(name: str, array: NDArray[Any]) -> NDArray[Any]:
         raise InvalidValueError(f"trace: {name} has dtype {array.dtype}; {dtype} would do")
     if array.size:
         low, high = int(array.min()), int(array.max())
-        most = _MOST_BYTES if name == "size" else int(np.iinfo(dtype).max)
+        most = _MOST_BYTES if name == "size" else 2 ** (8 * dtype.itemsize) - 1
         if low < 0 or high > most:
             worst = low if low < 0 else high
             raise InvalidValueError(
