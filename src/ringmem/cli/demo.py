@@ -51,8 +51,8 @@ class DemoResult:
 
     device: Device
     trace: Trace
-    cold: ReplayTimes[DeviceBuffer]
-    warm: ReplayTimes[DeviceBuffer]
+    cold: ReplayTimes[DeviceBuffer, Stream]
+    warm: ReplayTimes[DeviceBuffer, Stream]
     marked_s: float
     marks: int
     marks_right: int
@@ -95,7 +95,7 @@ class DemoResult:
         }
 
 
-def _times(times: ReplayTimes[DeviceBuffer]) -> dict[str, float]:
+def _times(times: ReplayTimes[DeviceBuffer, Stream]) -> dict[str, float]:
     def at(values: np.ndarray[Any, Any], percent: float) -> float:
         return float(np.percentile(values, percent)) / 1000 if len(values) else 0.0
 
@@ -157,7 +157,7 @@ class Demo:
 
     def _replay(
         self, streams: list[Stream], progress: Progress, step: str
-    ) -> ReplayTimes[DeviceBuffer]:
+    ) -> ReplayTimes[DeviceBuffer, Stream]:
         from ringmem.buffers import DeviceBuffer
 
         def allocate(nbytes: int, stream: Stream) -> DeviceBuffer:

@@ -60,7 +60,8 @@ def _device(console: Console, device: dict[str, Any]) -> None:
     table.add_row("memory visibility", visibility["visibility"])
     for reason in visibility["reasons"]:
         table.add_row("", reason, style="dim")
-    yes, no = [], []
+    yes: list[str] = []
+    no: list[str] = []
     for name, value in device["capabilities"].items():
         if isinstance(value, bool):
             (yes if value else no).append(name)

@@ -58,7 +58,7 @@ def inventory(*, echo: bool = False) -> dict[str, Any]:
     packages = {name: _version(name) for name in _OPTIONAL}
     for name, twin in _TWINS.items():
         packages[name] = packages[name] or _version(twin)
-    neighbours = {name: found for name in _NEIGHBOURS if (found := _version(name))}
+    neighbours = {name: known for name in _NEIGHBOURS if (known := _version(name))}
     found = devices()
     return {
         "ringmem": _version("ringmem"),

@@ -25,7 +25,7 @@ _PROGRESS_EVERY = 512  # events
 
 
 @dataclass(frozen=True, eq=False)
-class ReplayTimes(Generic[BlockT]):
+class ReplayTimes(Generic[BlockT, StreamT]):
     """What a replay took.
 
     Attributes
@@ -41,7 +41,7 @@ class ReplayTimes(Generic[BlockT]):
     seconds: float
     allocate_ns: NDArray[np.int64]
     free_ns: NDArray[np.int64]
-    remaining: list[tuple[BlockT, object]]
+    remaining: list[tuple[BlockT, StreamT]]
 
 
 def replay(
@@ -50,7 +50,7 @@ def replay(
     free: Callable[[BlockT, StreamT], object],
     streams: Sequence[StreamT],
     progress: Callable[[int], object] | None = None,
-) -> ReplayTimes[BlockT]:
+) -> ReplayTimes[BlockT, StreamT]:
     """Allocate and free as the traced program did.
 
     Nothing is waited for: a free is requested in the order of its stream, and the completions that
@@ -110,7 +110,7 @@ def _run(
     streams: Sequence[StreamT],
     progress: Callable[[int], object] | None,
     live: dict[int, tuple[BlockT, StreamT]],
-) -> ReplayTimes[BlockT]:
+) -> ReplayTimes[BlockT, StreamT]:
     allocated: list[int] = []
     freed: list[int] = []
     now = time.perf_counter_ns
