@@ -97,11 +97,7 @@ def test_a_stream_that_cannot_be_created_leaves_nothing(faulty, when):
 
 
 def test_every_use_after_close_is_a_closed_error(device):
-    stream, event, open_stream = (
-        device.create_stream(),
-        device.create_event(),
-        device.create_stream(),
-    )
+    stream, event, open_stream = device.create_stream(), device.create_event(), device.create_stream()
     stream.close()
     for use in (
         lambda: stream.handle,

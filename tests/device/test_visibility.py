@@ -52,11 +52,7 @@ def on(facts, **changes):
         (on(WINDOWS), DEVICE, PlatformKind.WINDOWS),
         (on(MACOS), DMA, PlatformKind.MACOS),
         (on(OTHER), DEVICE, PlatformKind.UNKNOWN),
-        (
-            on(OTHER, pageable_memory_access_uses_host_page_tables=True),
-            SYSTEM,
-            PlatformKind.UNKNOWN,
-        ),
+        (on(OTHER, pageable_memory_access_uses_host_page_tables=True), SYSTEM, PlatformKind.UNKNOWN),
         (on(WSL2, platform="cpu", unified_addressing=False), SYSTEM, PlatformKind.WSL2),
         (on(NATIVE, platform="cpu", can_map_host_memory=False), DMA, PlatformKind.NATIVE_LINUX),
     ],

@@ -339,7 +339,9 @@ def test_a_device_that_is_not_there_is_an_invalid_device(fake: Fake, device: int
         lambda: driver.mem_alloc(device, 64),
         lambda: driver.device_info(device),
         lambda: driver.mem_create(64, native.PhysicalProps(native.Location(id=device))),
-        lambda: driver.mem_set_access(4096, 64, [(native.Location(id=device), native.Access.read)]),
+        lambda: driver.mem_set_access(
+            4096, 64, [(native.Location(id=device), native.Access.read)]
+        ),
         lambda: driver.peer_can_access(0, device),
     ):
         with pytest.raises(InvalidDeviceError):
