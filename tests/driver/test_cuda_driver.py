@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from ringmem.native import _native as native
 from ringmem.native.errors import (
     DriverError,
@@ -178,7 +179,7 @@ def test_a_driver_before_12_0_is_refused_and_told_what_is_needed(
     driver = Fake(compile_fake(*flags), monkeypatch).driver(version=11020)
     assert "supports CUDA 11.2" in driver.load_error
     assert "needs one for CUDA 12.0 or newer (NVIDIA driver 525 or newer)" in driver.load_error
-    with pytest.raises(NotInitializedError, match="supports CUDA 11.2"):
+    with pytest.raises(NotInitializedError, match=r"supports CUDA 11\.2"):
         driver.driver_version()
 
 
@@ -339,9 +340,7 @@ def test_a_device_that_is_not_there_is_an_invalid_device(fake: Fake, device: int
         lambda: driver.mem_alloc(device, 64),
         lambda: driver.device_info(device),
         lambda: driver.mem_create(64, native.PhysicalProps(native.Location(id=device))),
-        lambda: driver.mem_set_access(
-            4096, 64, [(native.Location(id=device), native.Access.read)]
-        ),
+        lambda: driver.mem_set_access(4096, 64, [(native.Location(id=device), native.Access.read)]),
         lambda: driver.peer_can_access(0, device),
     ):
         with pytest.raises(InvalidDeviceError):
@@ -351,7 +350,7 @@ def test_a_device_that_is_not_there_is_an_invalid_device(fake: Fake, device: int
 def test_an_error_names_the_call_its_arguments_code_and_name(fake: Fake) -> None:
     driver = fake.driver()
     fake.fail("cuMemFree", native.Status.illegal_address)
-    with pytest.raises(DriverError, match="cuMemFree failed.*device=1, ptr=0xabc000") as caught:
+    with pytest.raises(DriverError, match=r"cuMemFree failed.*device=1, ptr=0xabc000") as caught:
         driver.mem_free(1, 0xABC000)
     assert type(caught.value) is DriverError
     assert caught.value.code == 700

@@ -6,15 +6,54 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdlib>
 #include <map>
 
 #include "driver/cuda/cuda_driver.hpp"
 #include "driver/faulty/faulty_driver.hpp"
+#include "driver/host/host_driver.hpp"
 
 namespace ringmem::bind {
 namespace {
 
 using namespace nb::literals;
+
+// A simulated device may have to wait for a host function that wants the GIL before it can go.
+struct WithoutGil {
+  void operator()(HostDriver* driver) const {
+    if (nb::is_alive() && PyGILState_Check()) {
+      nb::gil_scoped_release release;
+      delete driver;
+    } else {
+      delete driver;
+    }
+  }
+};
+
+std::shared_ptr<HostDriver> new_host_driver(const HostConfig& config) {
+  return {new HostDriver(config), WithoutGil{}};
+}
+
+// "devices=2" and devices=2 mean the same; a setting in both is the keyword's.
+std::shared_ptr<HostDriver> host_driver_of(const std::string& config, const nb::kwargs& settings) {
+  std::string text = config;
+  for (const auto& [key, value] : settings) {
+    nb::object plain = nb::borrow(value);
+    if (nb::isinstance<nb::bool_>(value)) plain = nb::int_(plain);
+    text += "," + nb::cast<std::string>(key) + "=" + nb::cast<std::string>(nb::str(plain));
+  }
+  return new_host_driver(parse_host_config(text));
+}
+
+// Never destroyed: its streams may run until the process ends.
+const std::shared_ptr<HostDriver>& default_host_driver() {
+  static const auto* driver = [] {
+    const char* config = std::getenv("RINGMEM_SIMULATE");
+    return new std::shared_ptr<HostDriver>(
+        new_host_driver(parse_host_config(config ? config : "")));
+  }();
+  return *driver;
+}
 
 int operation_number(const std::string& name) {
   if (name == "*") return FaultPlan::any_operation;
@@ -103,6 +142,19 @@ void bind_driver_kinds(nb::module_& m) {
                    "Path or name the library was asked for by.");
   m.def("cuda_driver", [] { return cuda_driver(); },
         "The CUDA driver. Nothing is loaded before its first operation.");
+  nb::class_<HostDriver, Driver>(
+      m, "HostDriver",
+      "Devices simulated in host memory. Settings come as text, \"devices=2,capacity=8GiB\", as\n"
+      "keywords, or both.")
+      .def(nb::new_(&host_driver_of), "config"_a = "", "settings"_a)
+      .def("check_access",
+           [](const HostDriver& driver, int device, DevicePtr ptr, std::size_t nbytes, bool write) {
+             return ok(driver.check_access(device, ptr, nbytes, write));
+           },
+           "device"_a, "ptr"_a, "nbytes"_a, "write"_a = false,
+           "Whether `device` may read (or write) all of these bytes now.");
+  m.def("host_driver", [] { return default_host_driver(); },
+        "The simulated devices of this process, configured by RINGMEM_SIMULATE.");
   bind_faulty(m);
 }
 
