@@ -10,4 +10,5 @@ NB_MODULE(_native, m) {
   bind_device(m);
   bind_stream(m);
   bind_layout(m);
+  bind_ring(m);
 }

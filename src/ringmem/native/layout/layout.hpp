@@ -118,15 +118,17 @@ struct alignas(64) ProducerIndex {
   u64 tail;     // messages committed
   u64 dropped;  // messages given up because the ring was full
   u32 closed;   // 1: nothing more will come
-  u32 pid;      // process of the producer, 0 for a device
-  u8 reserved[40];
+  u32 pid;      // process of the producer; 0: none, or a device
+  u32 pid_namespace;  // in which `pid` is counted
+  u8 reserved[36];
 };
 
 struct alignas(64) ConsumerIndex {
   u64 head;    // messages released
   u32 closed;  // 1: nothing more will be read
-  u32 pid;     // process of the consumer, 0 for a device
-  u8 reserved[48];
+  u32 pid;     // process of the consumer; 0: none, or a device
+  u32 pid_namespace;  // in which `pid` is counted
+  u8 reserved[44];
 };
 
 struct alignas(128) RingHeader {
@@ -204,12 +206,14 @@ RINGMEM_LAYOUT_FUNCTION u32 lines_for(u32 nbytes) {
   X(ProducerIndex, tail, 0)                   \
   X(ProducerIndex, dropped, 8)                \
   X(ProducerIndex, closed, 16)                \
-  X(ProducerIndex, pid, 20)
+  X(ProducerIndex, pid, 20)                   \
+  X(ProducerIndex, pid_namespace, 24)
 
 #define RINGMEM_CONSUMER_INDEX_FIELDS(X)      \
   X(ConsumerIndex, head, 0)                   \
   X(ConsumerIndex, closed, 8)                 \
-  X(ConsumerIndex, pid, 12)
+  X(ConsumerIndex, pid, 12)                   \
+  X(ConsumerIndex, pid_namespace, 16)
 
 #define RINGMEM_LINE_FIELDS(X)                \
   X(Line, sequence, 0)                        \
