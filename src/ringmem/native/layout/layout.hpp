@@ -21,6 +21,13 @@ using u64 = std::uint64_t;
 }  // namespace ringmem::layout
 #endif
 
+// NVRTC 13.0 knows neither __builtin_offsetof nor <cstddef>; this is its front end's own spelling.
+#ifdef __CUDACC_RTC__
+#define RINGMEM_OFFSETOF(structure, field) __INTADDR__(&(((structure*)0)->field))
+#else
+#define RINGMEM_OFFSETOF(structure, field) __builtin_offsetof(structure, field)
+#endif
+
 #ifdef __CUDACC__
 #define RINGMEM_LAYOUT_FUNCTION __host__ __device__ constexpr
 #else
@@ -223,7 +230,7 @@ RINGMEM_LAYOUT_FUNCTION u32 lines_for(u32 nbytes) {
 namespace ringmem::layout {
 
 #define RINGMEM_LAYOUT_ASSERT_OFFSET(structure, field, offset)    \
-  static_assert(__builtin_offsetof(structure, field) == (offset), \
+  static_assert(RINGMEM_OFFSETOF(structure, field) == (offset),   \
                 #structure "." #field " is not at offset " #offset);
 RINGMEM_CONTROL_BLOCK_FIELDS(RINGMEM_LAYOUT_ASSERT_OFFSET)
 RINGMEM_TELEMETRY_BUFFER_FIELDS(RINGMEM_LAYOUT_ASSERT_OFFSET)
@@ -240,7 +247,7 @@ static_assert(sizeof(Line::payload) == line_payload_nbytes);
 static_assert(sizeof(RingDescriptor) == 64 && sizeof(ProducerIndex) == 64);
 static_assert(sizeof(ConsumerIndex) == 64);
 static_assert(sizeof(RingHeader) == 384 && alignof(RingHeader) == 128);
-static_assert(__builtin_offsetof(RingHeader, producer) == 128);
-static_assert(__builtin_offsetof(RingHeader, consumer) == 256);
+static_assert(RINGMEM_OFFSETOF(RingHeader, producer) == 128);
+static_assert(RINGMEM_OFFSETOF(RingHeader, consumer) == 256);
 
 }  // namespace ringmem::layout
