@@ -1,1 +1,77 @@
-"""ringmem: GPU memory for Python."""
+"""ringmem: GPU memory for Python.
+
+Owned buffers, pools, virtual memory and host-GPU rings, which also run, whole, on a machine with no
+GPU. This module only says where each name lives: a name is imported when it is first used, so that
+importing the package loads nothing, calls no driver and starts no thread.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names for type checkers and editors
+    from ringmem.device import *  # noqa: F403
+    from ringmem.native.errors import *  # noqa: F403
+
+__version__ = "0.1.0"
+
+# Module -> the public names it gives, which are its `__all__`. Each room adds its entry here and its
+# import above.
+_MODULES: dict[str, tuple[str, ...]] = {
+    "ringmem.device": (
+        "Capabilities",
+        "CopyRoute",
+        "Device",
+        "Event",
+        "MemoryInfo",
+        "MemoryVisibility",
+        "PeerCopyResult",
+        "PeerMatrix",
+        "Simulation",
+        "Stream",
+        "VisibilityDecision",
+        "as_stream",
+        "can_access_peer",
+        "copy_peer",
+        "current_stream",
+        "default_device",
+        "devices",
+        "devices_of",
+        "disable_peer_access",
+        "enable_peer_access",
+        "peer_access_enabled",
+        "peer_matrix",
+        "release_staging",
+        "simulate",
+    ),
+    "ringmem.native.errors": (
+        "AllocationFailedError",
+        "ClosedError",
+        "DoubleFreeError",
+        "DriverError",
+        "InvalidDeviceError",
+        "InvalidValueError",
+        "NotInitializedError",
+        "NotSupportedError",
+        "OutOfMemoryError",
+        "RingmemError",
+        "TimeoutError",
+    ),
+}
+_EXPORTS: dict[str, str] = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = list(_EXPORTS)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    module = _EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module 'ringmem' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})

@@ -11,6 +11,7 @@ import builtins
 __all__ = [
     "AllocationFailedError",
     "ClosedError",
+    "CorruptedError",
     "DoubleFreeError",
     "DriverError",
     "InvalidDeviceError",
@@ -108,6 +109,10 @@ class InvalidValueError(RingmemError, ValueError):
 
 class ClosedError(RingmemError):
     """The object was used after ``close()``."""
+
+
+class CorruptedError(RingmemError):
+    """Shared memory holds what no correct peer writes; nothing was read or written outside it."""
 
 
 class DoubleFreeError(RingmemError):

@@ -15,7 +15,8 @@ namespace ringmem::bind {
 
 namespace nb = nanobind;
 
-// One device of one driver. Python keeps one object a device, so identity is equality.
+// One device of one driver. Python keeps one object a device, so identity is equality. A DeviceRef
+// made from the Python object (nb::cast<DeviceRef>) keeps that object alive.
 struct NativeDevice {
   DriverRef driver;
   int ordinal = 0;
@@ -33,21 +34,42 @@ struct NativeStream {
   bool owned = false;
   std::atomic<bool> closed{false};
   nb::object keep_alive;
+
+  NativeStream() = default;
+  ~NativeStream();  // closes what is still open; a failure is a warning
 };
 
 struct NativeEvent {
   DeviceRef device;
   EventHandle handle = 0;
   bool timing = false;
-  bool recorded = false;
+  std::atomic<bool> recorded{false};
   std::atomic<bool> closed{false};
+
+  NativeEvent() = default;
+  ~NativeEvent();  // closes what is still open; a failure is a warning
 };
 
 // The stream that `argument` names on `device`: None (the thread's current stream of the device,
 // by default its default stream) or a NativeStream. Anything else goes through the Python hook
 // that floor 1 registered (`__cuda_stream__`, integers, other libraries' streams).
 // Throws the typed error for a closed stream or one of another device. Fast for the first two.
-StreamHandle stream_of(nb::handle argument, const NativeDevice& device);
+// With `owner`: also the Python object that keeps the handle valid (None for the default stream),
+// for whoever uses the handle again later, as a buffer does when it frees.
+StreamHandle stream_of(nb::handle argument, const NativeDevice& device,
+                       nb::object* owner = nullptr);
+
+// The allocator for buffers of `device` on this thread: the innermost `with device.use(…)`, else
+// the device's own. The reference is good until the thread enters or leaves a `use`: whoever
+// keeps blocks copies the pointer. Needs the GIL; makes no driver call.
+const std::shared_ptr<Allocator>& current_allocator(NativeDevice& device);
+
+// The native allocator behind a Python argument: an Allocator itself, an object whose
+// `native_allocator` is one (pools), else what the hook that floor 2 registered makes of it.
+std::shared_ptr<Allocator> allocator_of(nb::handle argument, NativeDevice& device);
+
+// Raises a class of ringmem.native.errors. The GIL must be held.
+[[noreturn]] void raise_error(const char* name, const std::string& text);
 
 // Inside a catch block of a function that Python calls directly, not through nanobind: sets the
 // Python error that belongs to the exception in flight.
@@ -56,7 +78,8 @@ void set_python_error() noexcept;
 void bind_errors(nb::module_& m);
 void bind_allocation(nb::module_& m);
 void bind_driver(nb::module_& m);   // Driver and its three kinds, raw operations
-void bind_device(nb::module_& m);   // NativeDevice, NativeStream, NativeEvent
+void bind_device(nb::module_& m);   // NativeDevice, allocators of the driver, overrides
+void bind_stream(nb::module_& m);   // NativeStream, NativeEvent
 void bind_buffer(nb::module_& m);   // NativeBuffer
 void bind_layout(nb::module_& m);   // aligned structures
 void bind_pool(nb::module_& m);

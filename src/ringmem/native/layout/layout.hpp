@@ -21,6 +21,13 @@ using u64 = std::uint64_t;
 }  // namespace ringmem::layout
 #endif
 
+// NVRTC 13.0 knows neither __builtin_offsetof nor <cstddef>; this is its front end's own spelling.
+#ifdef __CUDACC_RTC__
+#define RINGMEM_OFFSETOF(structure, field) __INTADDR__(&(((structure*)0)->field))
+#else
+#define RINGMEM_OFFSETOF(structure, field) __builtin_offsetof(structure, field)
+#endif
+
 #ifdef __CUDACC__
 #define RINGMEM_LAYOUT_FUNCTION __host__ __device__ constexpr
 #else
@@ -118,15 +125,17 @@ struct alignas(64) ProducerIndex {
   u64 tail;     // messages committed
   u64 dropped;  // messages given up because the ring was full
   u32 closed;   // 1: nothing more will come
-  u32 pid;      // process of the producer, 0 for a device
-  u8 reserved[40];
+  u32 pid;      // process of the producer; 0: none, or a device
+  u32 pid_namespace;  // in which `pid` is counted
+  u8 reserved[36];
 };
 
 struct alignas(64) ConsumerIndex {
   u64 head;    // messages released
   u32 closed;  // 1: nothing more will be read
-  u32 pid;     // process of the consumer, 0 for a device
-  u8 reserved[48];
+  u32 pid;     // process of the consumer; 0: none, or a device
+  u32 pid_namespace;  // in which `pid` is counted
+  u8 reserved[44];
 };
 
 struct alignas(128) RingHeader {
@@ -204,12 +213,14 @@ RINGMEM_LAYOUT_FUNCTION u32 lines_for(u32 nbytes) {
   X(ProducerIndex, tail, 0)                   \
   X(ProducerIndex, dropped, 8)                \
   X(ProducerIndex, closed, 16)                \
-  X(ProducerIndex, pid, 20)
+  X(ProducerIndex, pid, 20)                   \
+  X(ProducerIndex, pid_namespace, 24)
 
 #define RINGMEM_CONSUMER_INDEX_FIELDS(X)      \
   X(ConsumerIndex, head, 0)                   \
   X(ConsumerIndex, closed, 8)                 \
-  X(ConsumerIndex, pid, 12)
+  X(ConsumerIndex, pid, 12)                   \
+  X(ConsumerIndex, pid_namespace, 16)
 
 #define RINGMEM_LINE_FIELDS(X)                \
   X(Line, sequence, 0)                        \
@@ -219,7 +230,7 @@ RINGMEM_LAYOUT_FUNCTION u32 lines_for(u32 nbytes) {
 namespace ringmem::layout {
 
 #define RINGMEM_LAYOUT_ASSERT_OFFSET(structure, field, offset)    \
-  static_assert(__builtin_offsetof(structure, field) == (offset), \
+  static_assert(RINGMEM_OFFSETOF(structure, field) == (offset),   \
                 #structure "." #field " is not at offset " #offset);
 RINGMEM_CONTROL_BLOCK_FIELDS(RINGMEM_LAYOUT_ASSERT_OFFSET)
 RINGMEM_TELEMETRY_BUFFER_FIELDS(RINGMEM_LAYOUT_ASSERT_OFFSET)
@@ -236,7 +247,7 @@ static_assert(sizeof(Line::payload) == line_payload_nbytes);
 static_assert(sizeof(RingDescriptor) == 64 && sizeof(ProducerIndex) == 64);
 static_assert(sizeof(ConsumerIndex) == 64);
 static_assert(sizeof(RingHeader) == 384 && alignof(RingHeader) == 128);
-static_assert(__builtin_offsetof(RingHeader, producer) == 128);
-static_assert(__builtin_offsetof(RingHeader, consumer) == 256);
+static_assert(RINGMEM_OFFSETOF(RingHeader, producer) == 128);
+static_assert(RINGMEM_OFFSETOF(RingHeader, consumer) == 256);
 
 }  // namespace ringmem::layout

@@ -32,11 +32,16 @@ class Allocator {
   // `stream` from now on. Takes nothing from Python: callable with or without the GIL.
   virtual Block allocate(std::size_t nbytes, StreamHandle stream) = 0;
 
-  // The memory may be given to others once the work submitted to `stream` so far is done.
+  // The memory may be given to others once the work submitted to `stream` so far is done. On
+  // failure nothing happened: the block is still allocated and the call may be repeated.
   virtual Status deallocate(const Block& block, StreamHandle stream) noexcept = 0;
 
   // Work on `stream` uses the block too: reuse after deallocate waits for that work as well.
+  // The stream must live until the block is deallocated.
   virtual Status record_stream(Block& block, StreamHandle stream) = 0;
+
+  // deallocate may wait for device work: release the GIL around it.
+  virtual bool may_block() const noexcept { return false; }
 };
 
 }  // namespace ringmem

@@ -1,22 +1,61 @@
-// The two allocators that are the driver itself: its stream-ordered pool, and plain allocation.
+// The two allocators that are the driver itself: a stream-ordered pool of its own, and plain
+// allocation. Both keep the streams recorded on a block in Block::record, and order a free after
+// their work.
 #pragma once
+
+#include <atomic>
+#include <mutex>
+#include <vector>
 
 #include "driver/driver.hpp"
 #include "memory/allocator.hpp"
 
 namespace ringmem {
 
-// cuMemAllocAsync / cuMemFreeAsync on the device's current driver pool.
+// Events without timing, kept for reuse: a free with recorded streams creates none when warm.
+class EventCache {
+ public:
+  explicit EventCache(DriverRef driver) : driver_(std::move(driver)) {}
+  EventCache(const EventCache&) = delete;
+  EventCache& operator=(const EventCache&) = delete;
+  ~EventCache();
+
+  Status take(int device, EventHandle* event) noexcept;
+  void give_back(int device, EventHandle event) noexcept;
+
+ private:
+  struct Entry {
+    int device;
+    EventHandle event;
+  };
+
+  DriverRef driver_;
+  std::mutex mutex_;  // guards idle_; never held around a driver call
+  std::vector<Entry> idle_;
+};
+
+// cuMemAllocFromPoolAsync / cuMemFreeAsync on a driver pool that belongs to this object. It is
+// created at the first use and keeps what it has (release threshold: everything); the device's
+// default pool, which is the whole process's, is left as it is.
 class StreamOrderedAllocator final : public Allocator {
  public:
   StreamOrderedAllocator(DriverRef driver, int device);
+  ~StreamOrderedAllocator() override;
+
   Block allocate(std::size_t nbytes, StreamHandle stream) override;
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   Status record_stream(Block& block, StreamHandle stream) override;
 
+  // The driver's handle, created if need be. Throws DriverError.
+  PoolHandle pool();
+  // Gives back what no live block needs, down to `keep_bytes`. Nothing to do: no driver call.
+  Status trim(std::size_t keep_bytes) noexcept;
+
  private:
   DriverRef driver_;
   int device_;
+  std::atomic<PoolHandle> pool_{0};
+  EventCache events_;
 };
 
 // cuMemAlloc / cuMemFree. Freeing waits for the device, also for a persistent kernel: only where
@@ -27,6 +66,7 @@ class PlainAllocator final : public Allocator {
   Block allocate(std::size_t nbytes, StreamHandle stream) override;
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   Status record_stream(Block& block, StreamHandle stream) override;
+  bool may_block() const noexcept override { return true; }
 
  private:
   DriverRef driver_;

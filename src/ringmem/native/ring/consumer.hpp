@@ -78,8 +78,13 @@ class BasicConsumer : EndpointBase<Traits> {
     return count;
   }
 
-  i32 status(u64 offset) const noexcept {
-    return layout::word_status(load_word(*this->slot(static_cast<Index>(head_ + offset))));
+  // Copies the first `count` polled messages out and keeps their slots.
+  u64 peek(std::byte* records, u64 count) const noexcept {
+    count = std::min(count, polled());
+    for (u64 i = 0; i < count; ++i, records += geometry().message_nbytes) {
+      unpack(records, this->slot(static_cast<Index>(head_ + i)), geometry().message_nbytes);
+    }
+    return count;
   }
 
   // Messages that wait, as the producer published them; a figure, not a promise.

@@ -1,0 +1,346 @@
+"""Devices: one object for each device of each driver, found by name."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from ringmem.device import platforms
+from ringmem.device.capabilities import Capabilities, read_capabilities
+from ringmem.device.event import Event
+from ringmem.device.stream import Stream
+from ringmem.native import _native
+from ringmem.native.errors import InvalidDeviceError, InvalidValueError, NotSupportedError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ringmem.device.visibility import VisibilityDecision
+
+__all__ = ["Device", "MemoryInfo", "default_device", "devices"]
+
+
+class MemoryInfo(NamedTuple):
+    """Memory of a device, in bytes."""
+
+    free: int
+    total: int
+
+
+class Device(_native.DeviceBase):
+    """One device: a GPU, or a CPU that does the same work.
+
+    There is one object a device, so ``Device("cpu") is Device("cpu:0")``; it can be compared,
+    hashed, used from any thread, and pickled by its name (which a process without that device
+    cannot load). Making one initializes the driver, but allocates nothing.
+
+    Parameters
+    ----------
+    device : str or Device, optional
+        ``"cuda:0"``, ``"cpu:1"``, or a platform alone, which means its device 0. A Device is
+        returned as it is. By default :func:`default_device`.
+
+    Raises
+    ------
+    InvalidDeviceError
+        There is no such device; the message lists those there are.
+    NotInitializedError
+        The platform has no usable driver on this machine.
+
+    Examples
+    --------
+    >>> from ringmem import Device
+    >>> device = Device("cpu")
+    >>> device.name, device.memory_info().total > 0
+    ('cpu:0', True)
+    """
+
+    def __new__(cls, device: str | Device | None = None) -> Device:
+        """Find the device's one object."""
+        if device is None:
+            return default_device()
+        if isinstance(device, Device):
+            return device
+        if isinstance(device, str):
+            return platforms.device_named(device)
+        raise InvalidValueError(
+            f"device is {device!r}: give a Device or a name such as 'cuda:0' or 'cpu'"
+        )
+
+    def __init__(self, device: str | Device | None = None) -> None:
+        pass  # __new__ found it, ready
+
+    @classmethod
+    def _create(cls, driver: _native.Driver, ordinal: int) -> Device:
+        """Make the object of a driver's device; `platforms` calls this once for each."""
+        self = cast("Device", super().__new__(cls))
+        _native.DeviceBase.__init__(self, driver, ordinal)
+        self._default_stream: weakref.ref[Stream] | None = None
+        return self
+
+    # --- what it is ------------------------------------------------------------------------------
+
+    @property
+    def platform(self) -> str:
+        """str: ``"cuda"`` or ``"cpu"``."""
+        return self.name.partition(":")[0]
+
+    @cached_property
+    def product_name(self) -> str:
+        """str: what the vendor calls it, such as ``"NVIDIA H200"``."""
+        return self.driver.device_info(self.ordinal).name
+
+    @cached_property
+    def uuid(self) -> str:
+        """str: the same in every process, such as ``"GPU-b26f3f2f-…"``."""
+        return self.driver.device_info(self.ordinal).uuid
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """Capabilities: the capability table, asked at the first use."""
+        return read_capabilities(self)
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """tuple of int: major and minor."""
+        return self.capabilities.compute_capability
+
+    @property
+    def granularity(self) -> int:
+        """int: physical memory is created in multiples of this many bytes.
+
+        Raises
+        ------
+        NotSupportedError
+            The device has no virtual memory management.
+        """
+        if not self.capabilities.virtual_memory:
+            raise NotSupportedError(
+                f"{self.name} has no virtual memory management, so no granularity"
+            )
+        return self.capabilities.granularity_nbytes
+
+    def memory_info(self) -> MemoryInfo:
+        """Return the free and total memory now, in bytes.
+
+        Raises
+        ------
+        DriverError
+            The driver could not tell.
+        """
+        return MemoryInfo(*super().memory_info())
+
+    # --- streams and events ----------------------------------------------------------------------
+
+    @property
+    def default_stream(self) -> Stream:
+        """Stream: the legacy default stream, handle 0."""
+        stream = self._default_stream and self._default_stream()
+        if stream is None:
+            stream = Stream(self, 0)
+            # Weak: the stream holds the device, and native references are no business of the
+            # garbage collector's.
+            self._default_stream = weakref.ref(stream)
+        return stream
+
+    def create_stream(self, *, priority: int = 0, non_blocking: bool = True) -> Stream:
+        """Create a stream; it is closed with ``close()``, or when nobody holds it any more.
+
+        Parameters
+        ----------
+        priority : int, default 0
+            Lower is more urgent; the driver clamps it to what the device has.
+        non_blocking : bool, default True
+            Not ordered with the legacy default stream.
+
+        Raises
+        ------
+        DriverError
+            The driver refused.
+        """
+        return Stream(self, priority=priority, non_blocking=non_blocking)
+
+    def create_event(self, *, timing: bool = False, blocking_sync: bool = False) -> Event:
+        """Create an event; it is closed with ``close()``, or when nobody holds it any more.
+
+        Parameters
+        ----------
+        timing : bool, default False
+            Keep the time, for :meth:`Event.elapsed_ms`; costs a little.
+        blocking_sync : bool, default False
+            ``synchronize()`` without a timeout sleeps instead of spinning.
+
+        Raises
+        ------
+        DriverError
+            The driver refused.
+        """
+        return Event(self, timing, blocking_sync)
+
+    def synchronize(self) -> None:
+        """Block until all work of the device is done, with the GIL released.
+
+        This waits for **persistent kernels** too, so for ever beside a ring that is not stopped,
+        and it cannot be interrupted. Synchronize a stream or an event instead wherever one will
+        do.
+
+        Raises
+        ------
+        DriverError
+            The device failed.
+        """
+        super().synchronize()
+
+    # --- memory ----------------------------------------------------------------------------------
+
+    def use(self, allocator: object) -> AllocatorScope:
+        """Let this thread's buffers on the device come from `allocator` inside a ``with``.
+
+        Parameters
+        ----------
+        allocator : object
+            A pool, or any object with ``allocate(nbytes, stream)`` and
+            ``deallocate(ptr, nbytes, stream)``.
+
+        Returns
+        -------
+        AllocatorScope
+            A context manager; scopes nest, the innermost counts. Buffers made inside keep the
+            allocator alive and go back to it.
+
+        Raises
+        ------
+        InvalidValueError
+            On entry: `allocator` is no allocator.
+
+        Examples
+        --------
+        >>> from ringmem import Device
+        >>> device = Device("cpu")
+        >>> with device.use(device.allocator):
+        ...     device.current_allocator is device.allocator
+        True
+        """
+        return AllocatorScope(self, allocator)
+
+    def memory_visibility(
+        self, *, echo: bool = False, timeout_s: float = 1.0
+    ) -> VisibilityDecision:
+        """Decide how host and device see each other's stores to mapped memory.
+
+        Parameters
+        ----------
+        echo : bool, default False
+            Also try it: a stream waits for a word that the host writes, and answers. No kernel
+            is needed. Without it the device's attributes and the platform decide alone.
+        timeout_s : float, default 1.0
+            Seconds to wait for the answer, at most.
+
+        Returns
+        -------
+        VisibilityDecision
+            The :class:`MemoryVisibility`, the platform found, the reasons, and the echo's result.
+
+        Raises
+        ------
+        InvalidValueError
+            `timeout_s` is not positive.
+        DriverError
+            The driver failed.
+
+        Examples
+        --------
+        >>> from ringmem import Device
+        >>> Device("cpu").memory_visibility().visibility
+        <MemoryVisibility.SYSTEM_SCOPE: 'system scope'>
+        """
+        from ringmem.device.visibility import decide_for
+
+        return decide_for(self, echo=echo, timeout_s=timeout_s)
+
+    def __reduce__(self) -> tuple[type[Device], tuple[str]]:
+        return (Device, (self.name,))
+
+    def __repr__(self) -> str:
+        return f"Device({self.name!r})"
+
+
+class AllocatorScope:
+    """What :meth:`Device.use` returns. Enter and leave it on one thread."""
+
+    def __init__(self, device: Device, allocator: object) -> None:
+        self._device = device
+        self._allocator = allocator
+
+    def __enter__(self) -> Device:
+        self._device.push_allocator(self._allocator)
+        return self._device
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._device.pop_allocator()
+
+
+def devices(platform: str | None = None) -> list[Device]:
+    """List the devices of this machine.
+
+    Parameters
+    ----------
+    platform : {'cuda', 'cpu'}, optional
+        Only these. By default all, CUDA first.
+
+    Returns
+    -------
+    list of Device
+        A platform without a usable driver has none.
+
+    Raises
+    ------
+    InvalidDeviceError
+        There is no such platform.
+
+    Examples
+    --------
+    >>> from ringmem import devices
+    >>> devices("cpu")
+    [Device('cpu:0')]
+    """
+    if platform is not None and platform not in platforms.PLATFORMS:
+        raise InvalidDeviceError(f"platform is {platform!r}: give 'cuda' or 'cpu', or None for all")
+    names = platforms.PLATFORMS if platform is None else (platform,)
+    return [
+        platforms.device_of(platforms.driver_of(name), ordinal)
+        for name in names
+        for ordinal in range(platforms.device_count(name))
+    ]
+
+
+def default_device() -> Device:
+    """Return the device that is used where none is given.
+
+    The one that the environment variable ``RINGMEM_DEVICE`` names, else the first CUDA device,
+    else ``cpu:0``. Inside ``simulate()`` it is the simulation's first device.
+
+    Raises
+    ------
+    InvalidDeviceError, NotInitializedError
+        ``RINGMEM_DEVICE`` names a device that is not there.
+
+    Examples
+    --------
+    >>> from ringmem import default_device
+    >>> default_device().platform in ("cuda", "cpu")
+    True
+    """
+    if platforms.is_replaced("cpu"):
+        return platforms.device_named("cpu:0")
+    wanted = os.environ.get("RINGMEM_DEVICE")
+    if wanted:
+        return platforms.device_named(wanted)
+    return platforms.device_named("cuda:0" if platforms.device_count("cuda") else "cpu:0")

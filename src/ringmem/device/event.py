@@ -1,0 +1,129 @@
+"""Events: points in the work of a stream, to wait for and to measure between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from ringmem.native import _native
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ringmem.device.device import Device
+    from ringmem.device.stream import Stream
+
+__all__ = ["Event"]
+
+
+class Event(_native.EventBase):
+    """A point in the work of a stream.
+
+    Made by :meth:`Device.create_event`. It happens when the work that was submitted to the stream
+    before :meth:`record` is done; recording again moves it. An event that was never recorded
+    counts as having happened. Every method may be called from any thread.
+
+    Examples
+    --------
+    >>> from ringmem import Device
+    >>> device = Device("cpu")
+    >>> with device.create_event(timing=True) as start, device.create_event(timing=True) as end:
+    ...     start.record()
+    ...     end.record()
+    ...     end.synchronize(timeout_s=10)
+    ...     end.elapsed_ms(since=start) >= 0
+    True
+    """
+
+    @property
+    def device(self) -> Device:
+        """Device: the device whose streams can record the event."""
+        return cast("Device", super().device)
+
+    def record(self, stream: Stream | object | None = None) -> None:
+        """Record the event on a stream.
+
+        Parameters
+        ----------
+        stream : stream-like, optional
+            Of the event's device; by default the thread's current one.
+
+        Raises
+        ------
+        InvalidDeviceError
+            The stream belongs to another device.
+        ClosedError
+            The event or the stream is closed.
+        """
+        from ringmem.device.stream import as_stream
+
+        super().record(as_stream(stream, self.device))
+
+    def query(self) -> bool:
+        """Return whether the event has happened; never waits.
+
+        Raises
+        ------
+        ClosedError
+            The event is closed.
+        DriverError
+            The device failed, for instance with an illegal address.
+        """
+        return super().query()
+
+    def synchronize(self, timeout_s: float | None = None) -> None:
+        """Block until the event has happened, with the GIL released.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            Seconds. With a limit the event is polled, with pauses of up to 1 ms, and Ctrl-C works;
+            without one (the default) the driver waits.
+
+        Raises
+        ------
+        TimeoutError
+            The time was up; the event may still happen.
+        InvalidValueError
+            `timeout_s` is negative or not a number.
+        ClosedError
+            The event is closed.
+        """
+        super().synchronize(timeout_s)
+
+    def elapsed_ms(self, since: Event) -> float:
+        """Return the device time from `since` to this event, in milliseconds.
+
+        Both must have been created with ``timing=True``, recorded, and have happened.
+
+        Raises
+        ------
+        InvalidValueError
+            An event has no timing or was never recorded.
+        InvalidDeviceError
+            The events belong to two devices.
+        DriverError
+            An event has not happened yet (``CUDA_ERROR_NOT_READY``).
+        """
+        return super().elapsed_ms(since)
+
+    def close(self) -> None:
+        """Destroy the event. Idempotent; waits that are queued on it stay in force."""
+        super().close()
+
+    def __enter__(self) -> Event:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self.closed:
+            state = "closed"
+        else:
+            state = "recorded" if self.recorded else "never recorded"
+        return f"<Event of {self.device.name}, timing={self.timing}, {state}>"

@@ -1,0 +1,134 @@
+"""Which driver stands behind a platform's name, and the one Device object of each device.
+
+A platform is the first half of a device's name: ``cuda`` or ``cpu``. Its driver is loaded at the
+first use. ``simulate()`` puts another driver in the place of ``cpu`` for a while.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from ringmem.native import _native
+from ringmem.native.errors import InvalidDeviceError, NotInitializedError
+
+if TYPE_CHECKING:
+    from ringmem.device.device import Device
+
+__all__ = ["PLATFORMS", "device_count", "devices_of", "driver_of", "replace_driver"]
+
+PLATFORMS = ("cuda", "cpu")
+
+_lock = threading.RLock()
+_replaced: dict[str, list[_native.Driver]] = {}
+# One Device a device. The key is the driver's identity: a Device keeps its driver alive, so an
+# entry that is there was made for this very driver.
+_cache: weakref.WeakValueDictionary[tuple[int, int], Device] = weakref.WeakValueDictionary()
+# Devices of the platforms' own drivers live as long as the process.
+_kept: dict[tuple[int, int], Device] = {}
+
+
+def driver_of(platform: str) -> _native.Driver:
+    """Return the raw driver of a platform: its own, or the one that stands in for it."""
+    replaced = _replaced.get(platform)
+    if replaced:
+        return replaced[-1]
+    return _native.cuda_driver() if platform == "cuda" else _native.host_driver()
+
+
+def replace_driver(platform: str, driver: _native.Driver, *, active: bool) -> None:
+    """Let `driver` stand in for a platform's own (`active`), or no longer."""
+    with _lock:
+        stack = _replaced.setdefault(platform, [])
+        if active:
+            stack.append(driver)
+        elif any(entry is driver for entry in stack):
+            index = max(i for i, entry in enumerate(stack) if entry is driver)
+            del stack[index]
+
+
+def is_replaced(platform: str) -> bool:
+    """Whether another driver stands in for the platform's own."""
+    return bool(_replaced.get(platform))
+
+
+def device_count(platform: str) -> int:
+    """Return the number of devices; 0 where the platform has no driver."""
+    try:
+        return driver_of(platform).device_count()
+    except NotInitializedError:
+        return 0
+
+
+def device_of(driver: _native.Driver, ordinal: int) -> Device:
+    """Return the one Device object of a driver's device."""
+    from ringmem.device.device import Device
+
+    key = (id(driver), ordinal)
+    with _lock:
+        device = _cache.get(key)
+        if device is None:
+            device = Device._create(driver, ordinal)
+            _cache[key] = device
+            if driver is driver_of(driver.platform) and not is_replaced(driver.platform):
+                _kept[key] = device
+        return device
+
+
+def devices_of(driver: _native.Driver) -> list[Device]:
+    """List the devices of an explicit driver, such as a simulation or a wrapped one.
+
+    Parameters
+    ----------
+    driver : ringmem.native._native.Driver
+        A raw driver.
+
+    Returns
+    -------
+    list of Device
+        In the driver's order. The same objects every time, as long as somebody holds them.
+
+    Raises
+    ------
+    NotInitializedError
+        The driver cannot be used on this machine.
+    """
+    return [device_of(driver, ordinal) for ordinal in range(driver.device_count())]
+
+
+def existing_names() -> list[str]:
+    """Return the names of all devices there are, for error messages."""
+    return [f"{p}:{i}" for p in PLATFORMS for i in range(device_count(p))]
+
+
+def parse_name(name: str) -> tuple[str, int]:
+    """Split ``"cuda:1"`` into ``("cuda", 1)``; a platform alone means its device 0."""
+    platform, colon, number = name.partition(":")
+    if platform in PLATFORMS and (not colon or (number.isascii() and number.isdigit())):
+        return platform, int(number) if colon else 0
+    raise InvalidDeviceError(
+        f"{name!r} names no device: give 'cuda', 'cuda:<ordinal>', 'cpu' or 'cpu:<ordinal>'; "
+        f"this machine has {', '.join(existing_names())}"
+    )
+
+
+def device_named(name: str) -> Device:
+    """Return the device that a name means; the typed error says what there is instead."""
+    platform, ordinal = parse_name(name)
+    driver = driver_of(platform)
+    try:
+        count = driver.device_count()
+    except NotInitializedError as error:
+        raise NotInitializedError(
+            f"{name!r} needs a {platform.upper()} driver: {error}. Install the NVIDIA driver, let "
+            "RINGMEM_CUDA_LIBRARY name its libcuda.so.1, or use Device('cpu')",
+            operation=error.operation,
+            code=error.code,
+            name=error.name,
+        ) from error
+    if ordinal >= count:
+        raise InvalidDeviceError(
+            f"there is no device {name!r}: this machine has {', '.join(existing_names())}"
+        )
+    return device_of(driver, ordinal)

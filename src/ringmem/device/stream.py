@@ -1,0 +1,302 @@
+"""Streams: own ones, the default one, and those of other libraries."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, cast
+
+from ringmem.device.event import Event
+from ringmem.native import _native
+from ringmem.native.errors import ClosedError, DriverError, InvalidDeviceError, InvalidValueError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ringmem.device.device import Device
+
+__all__ = ["Stream", "as_stream", "current_stream"]
+
+# CU_STREAM_PER_THREAD; 0 and 1 are the legacy default stream. All exist on every device.
+_LAST_DEFAULT_HANDLE = 2
+# CUDA_ERROR_INVALID_VALUE, INVALID_CONTEXT, INVALID_HANDLE and CONTEXT_IS_DESTROYED: what a driver
+# answers about a handle that is no stream (any more).
+_DEAD_HANDLE = frozenset({1, 201, 400, 709})
+
+
+class Stream(_native.StreamBase):
+    """A queue of work for one device, done in order.
+
+    Made by :meth:`Device.create_stream`, or by :func:`as_stream` from another library's stream,
+    which is then kept alive and never destroyed. As a context manager it is this thread's current
+    stream of its device; the work goes on afterwards, and the stream stays open. Every method may
+    be called from any thread.
+
+    Examples
+    --------
+    >>> from ringmem import Device, current_stream
+    >>> device = Device("cpu")
+    >>> stream = device.create_stream()
+    >>> with stream:
+    ...     current_stream(device) is stream
+    True
+    >>> stream.synchronize(timeout_s=10)
+    >>> stream.close()
+    """
+
+    @property
+    def device(self) -> Device:
+        """Device: where the stream's work runs."""
+        return cast("Device", super().device)
+
+    def query(self) -> bool:
+        """Return whether all submitted work is done; never waits.
+
+        Raises
+        ------
+        ClosedError
+            The stream is closed.
+        DriverError
+            The device failed, for instance with an illegal address.
+        """
+        return super().query()
+
+    def synchronize(self, timeout_s: float | None = None) -> None:
+        """Block until the submitted work is done, with the GIL released.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            Seconds. With a limit the stream is polled, with pauses of up to 1 ms, and Ctrl-C
+            works; without one (the default) the driver waits.
+
+        Raises
+        ------
+        TimeoutError
+            The time was up; the work goes on.
+        InvalidValueError
+            `timeout_s` is negative or not a number.
+        ClosedError
+            The stream is closed.
+        """
+        super().synchronize(timeout_s)
+
+    def wait(self, other: Event | Stream | object) -> None:
+        """Let later work of this stream wait, on the device, for an event or a stream.
+
+        Parameters
+        ----------
+        other : Event or stream-like
+            Of any device of the same driver. For a stream: the work submitted to it so far.
+
+        Raises
+        ------
+        InvalidDeviceError
+            `other` belongs to a different driver (``cpu`` and ``cuda``).
+        ClosedError
+            This stream or `other` is closed.
+        """
+        if isinstance(other, _native.EventBase):
+            self.wait_event(other)
+        elif isinstance(other, _native.StreamBase):
+            self.wait_stream(other)
+        else:
+            self.wait_stream(_foreign_stream(other, self.device, any_device=True))
+
+    def record(self, event: Event | None = None) -> Event:
+        """Record an event behind the work submitted so far.
+
+        Parameters
+        ----------
+        event : Event, optional
+            Of this stream's device; by default a new one without timing.
+
+        Returns
+        -------
+        Event
+            The event recorded.
+
+        Raises
+        ------
+        InvalidDeviceError
+            The event belongs to another device.
+        ClosedError
+            The stream or the event is closed.
+        """
+        if event is None:
+            event = self.device.create_event()
+        event.record(self)
+        return event
+
+    def close(self) -> None:
+        """Destroy the stream if it is an own one. Idempotent; never waits: queued work goes on.
+
+        Raises
+        ------
+        DriverError
+            The driver could not destroy it. The stream is closed all the same.
+        """
+        super().close()
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return ``(0, handle)``: the protocol by which libraries hand streams to each other."""
+        return (0, self.handle)
+
+    def __enter__(self) -> Stream:
+        self.push()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.pop()
+
+    def __repr__(self) -> str:
+        kind = "own" if self.owned else "foreign"
+        if self.raw_handle <= _LAST_DEFAULT_HANDLE:
+            kind = "default"
+        closed = ", closed" if self.closed else ""
+        return f"<Stream {self.raw_handle:#x} of {self.device.name}, {kind}{closed}>"
+
+
+def current_stream(device: Device | str | None = None) -> Stream:
+    """Return this thread's current stream of a device.
+
+    Parameters
+    ----------
+    device : Device or str, optional
+        By default :func:`default_device`.
+
+    Returns
+    -------
+    Stream
+        The innermost ``with stream:`` on this thread, else the device's default stream.
+
+    Examples
+    --------
+    >>> from ringmem import current_stream
+    >>> current_stream("cpu")
+    <Stream 0x0 of cpu:0, default>
+    """
+    from ringmem.device.device import Device, default_device
+
+    of = default_device() if device is None else Device(device)
+    current = cast("Stream | None", _native.current_stream(of))
+    return of.default_stream if current is None else current
+
+
+def as_stream(stream: object | None, device: Device) -> Stream:
+    """Convert anything that names a stream of `device` to a :class:`Stream`.
+
+    Parameters
+    ----------
+    stream : object
+        ``None`` (this thread's current stream), a :class:`Stream`, an integer handle (0 and 1 are
+        the legacy default stream, 2 the per-thread one), an object with ``__cuda_stream__``
+        (a method or an attribute), or a stream of PyTorch (``cuda_stream``), CuPy (``ptr``), Numba
+        or cuda.core (``handle``). None of these libraries is imported.
+    device : Device
+        The device that the stream must belong to.
+
+    Returns
+    -------
+    Stream
+        `stream` itself where it is one; else one that keeps `stream` alive and never destroys it.
+
+    Raises
+    ------
+    InvalidDeviceError
+        The stream belongs to another device.
+    ClosedError
+        The stream is closed, or the driver does not know the handle (any more).
+    InvalidValueError
+        `stream` names no stream.
+    """
+    if stream is None:
+        current = cast("Stream | None", _native.current_stream(device))
+        if current is None:
+            return device.default_stream
+        stream = current
+    if isinstance(stream, Stream):
+        if stream.closed:
+            raise ClosedError(f"{stream!r} is closed: give an open stream of {device.name}")
+        _check_device(stream, stream.device, device)
+        return stream
+    return _foreign_stream(stream, device)
+
+
+def _check_device(stream: object, actual: Device, wanted: Device) -> None:
+    if actual is not wanted:
+        raise InvalidDeviceError(
+            f"{stream!r} belongs to {actual.name}, but the work is for {wanted.name}: give a "
+            f"stream of {wanted.name}"
+        )
+
+
+def _foreign_stream(stream: object, device: Device, *, any_device: bool = False) -> Stream:
+    handle = _handle_of(stream)
+    if handle <= _LAST_DEFAULT_HANDLE:
+        return device.default_stream if handle == 0 else Stream(device, handle, stream)
+    actual = _device_of_handle(handle, stream, device)
+    if not any_device:
+        _check_device(stream, actual, device)
+    return Stream(actual, handle, stream)
+
+
+def _handle_of(stream: object) -> int:
+    """Return the integer handle that a stream-like object carries."""
+    value = _handle_candidate(stream)
+    if value is not None and not isinstance(value, bool):
+        try:
+            handle = operator.index(value)
+        except TypeError:
+            pass
+        else:
+            if 0 <= handle < 1 << 64:
+                return handle
+    raise InvalidValueError(
+        f"stream is {stream!r}: give None, a Stream, an object with __cuda_stream__, a stream of "
+        "PyTorch, CuPy, Numba or cuda.core, or an integer handle"
+    )
+
+
+def _handle_candidate(stream: object) -> Any:
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        pair = protocol() if callable(protocol) else protocol
+        version, handle = pair
+        if version != 0:
+            raise InvalidValueError(
+                f"stream is {stream!r}: version {version} of __cuda_stream__ is unknown; 0 would do"
+            )
+        return handle
+    for attribute in ("cuda_stream", "ptr", "handle"):  # PyTorch; CuPy; Numba and cuda.core
+        value = getattr(stream, attribute, None)
+        if value is not None:
+            # Numba wraps the number in a ctypes pointer, whose value is None for 0.
+            return (value.value or 0) if hasattr(value, "value") else value
+    return stream
+
+
+def _device_of_handle(handle: int, stream: object, device: Device) -> Device:
+    from ringmem.device.platforms import device_of
+
+    try:
+        ordinal = device.driver.stream_device(handle)
+    except DriverError as error:
+        if error.code in _DEAD_HANDLE:
+            raise ClosedError(
+                f"{stream!r}: the driver of {device.name} knows no stream {handle:#x}; it was "
+                "destroyed, or belongs to another driver"
+            ) from error
+        raise
+    return device_of(device.driver, ordinal)
+
+
+def _convert(stream: object, device: object) -> Stream:
+    return as_stream(stream, cast("Device", device))
+
+
+_native.set_stream_hook(_convert)

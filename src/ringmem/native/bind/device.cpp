@@ -1,0 +1,182 @@
+// Devices, the allocators that are the driver itself, and the override of a device's allocator
+// for one thread. Python's floor 1 subclasses DeviceBase.
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <vector>
+
+#include "bind/objects.hpp"
+#include "memory/driver_allocators.hpp"
+
+namespace ringmem::bind {
+namespace {
+
+// What `with device.use(allocator)` pushed on this thread, innermost last. The device is only
+// compared, never followed; the `with` statement keeps it.
+struct Override {
+  const NativeDevice* device;
+  std::shared_ptr<Allocator> allocator;
+};
+
+// Entries of a thread that ends inside a `use` are leaked: its destructors run without the GIL.
+std::vector<Override>& overrides() {
+  thread_local auto* stack = new std::vector<Override>;
+  return *stack;
+}
+
+PyObject* allocator_hook = nullptr;  // (object, device) -> Allocator; set once, never freed
+
+std::string device_name(Driver& driver, int ordinal) {
+  return std::string(driver.platform()) + ":" + std::to_string(ordinal);
+}
+
+// Whether the host may read and write what the device allocates.
+bool host_can_access(Driver& driver, int ordinal) {
+  int value = 0;
+  return ok(driver.attribute(ordinal, Attribute::direct_managed_access_from_host, &value)) &&
+         value != 0 && std::string(driver.platform()) == "cpu";
+}
+
+std::shared_ptr<Allocator> make_default_allocator(const DriverRef& driver, int ordinal) {
+  int pools = 0;
+  Status status = driver->attribute(ordinal, Attribute::memory_pools, &pools);
+  if (status != Status::not_supported) check(status, "cuDeviceGetAttribute");
+  if (pools) return std::make_shared<StreamOrderedAllocator>(driver, ordinal);
+  return std::make_shared<PlainAllocator>(driver, ordinal);
+}
+
+void init_device(NativeDevice* self, DriverRef driver, int ordinal) {
+  int count = 0;
+  Status status;
+  {
+    nb::gil_scoped_release release;  // may load and initialize the driver
+    status = driver->device_count(&count);
+  }
+  check(status, "cuDeviceGetCount");
+  if (ordinal < 0 || ordinal >= count) {
+    raise_error("InvalidDeviceError", "there is no device " + device_name(*driver, ordinal) +
+                                          ": the driver has " + std::to_string(count) +
+                                          (count == 1 ? " device" : " devices"));
+  }
+  auto allocator = make_default_allocator(driver, ordinal);
+  std::string name = device_name(*driver, ordinal);
+  bool accessible = host_can_access(*driver, ordinal);
+  new (self) NativeDevice{std::move(driver), ordinal, std::move(name), accessible,
+                          std::move(allocator)};
+}
+
+nb::tuple memory_info(NativeDevice& self) {
+  MemoryInfo info;
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = self.driver->memory_info(self.ordinal, &info);
+  }
+  check(status, "cuMemGetInfo", "on " + self.name);
+  return nb::make_tuple(info.free, info.total);
+}
+
+void synchronize(NativeDevice& self) {
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = self.driver->synchronize(self.ordinal);
+  }
+  check(status, "cuCtxSynchronize", "on " + self.name);
+}
+
+void push_allocator(NativeDevice& self, nb::handle allocator) {
+  overrides().push_back({&self, allocator_of(allocator, self)});
+}
+
+void pop_allocator(NativeDevice& self) {
+  auto& stack = overrides();
+  for (std::size_t i = stack.size(); i-- > 0;) {
+    if (stack[i].device != &self) continue;
+    auto keep = std::move(stack[i].allocator);  // its destructor may run Python: erase first
+    stack.erase(stack.begin() + static_cast<std::ptrdiff_t>(i));
+    return;
+  }
+}
+
+void set_allocator_hook(nb::callable hook) {
+  PyObject* old = allocator_hook;
+  allocator_hook = hook.inc_ref().ptr();
+  Py_XDECREF(old);
+}
+
+void bind_allocators(nb::module_& m) {
+  nb::class_<Allocator>(m, "Allocator",
+                        "Gives memory and takes it back in stream order; base of native ones.")
+      .def_prop_ro("may_block", &Allocator::may_block,
+                   "bool: deallocating may wait for device work.");
+  nb::class_<StreamOrderedAllocator, Allocator>(
+      m, "StreamOrderedAllocator", "The driver's stream-ordered allocation, from an own pool.")
+      .def_prop_ro("pool", &StreamOrderedAllocator::pool, "int: the driver's handle of the pool.")
+      .def("trim", [](StreamOrderedAllocator& self, std::size_t keep_bytes) {
+        Status status;
+        {
+          nb::gil_scoped_release release;
+          status = self.trim(keep_bytes);
+        }
+        check(status, "cuMemPoolTrimTo");
+      }, nb::arg("keep_bytes") = 0, "Give back what no live block needs, down to `keep_bytes`.");
+  nb::class_<PlainAllocator, Allocator>(m, "PlainAllocator",
+                                        "The driver's plain allocation; frees wait for the device.");
+}
+
+}  // namespace
+
+void raise_error(const char* name, const std::string& text) {
+  nb::object cls = nb::module_::import_("ringmem.native.errors").attr(name);
+  PyErr_SetString(cls.ptr(), text.c_str());
+  throw nb::python_error();
+}
+
+const std::shared_ptr<Allocator>& current_allocator(NativeDevice& device) {
+  auto& stack = overrides();
+  for (std::size_t i = stack.size(); i-- > 0;) {
+    if (stack[i].device == &device) return stack[i].allocator;
+  }
+  return device.allocator;
+}
+
+std::shared_ptr<Allocator> allocator_of(nb::handle argument, NativeDevice& device) {
+  std::shared_ptr<Allocator> allocator;
+  if (nb::try_cast(argument, allocator, false) && allocator) return allocator;
+  if (nb::hasattr(argument, "native_allocator")) {
+    nb::object inner = argument.attr("native_allocator");
+    if (nb::try_cast(inner, allocator, false) && allocator) return allocator;
+  }
+  if (allocator_hook) {
+    nb::object made = nb::handle(allocator_hook)(argument, nb::find(device));
+    if (nb::try_cast(made, allocator, false) && allocator) return allocator;
+  }
+  raise_error("InvalidValueError",
+              "allocator is " + std::string(nb::repr(argument).c_str()) +
+                  ": give a pool, or an object with allocate(nbytes, stream) and "
+                  "deallocate(ptr, nbytes, stream)");
+}
+
+void bind_device(nb::module_& m) {
+  bind_allocators(m);
+  nb::class_<NativeDevice>(m, "DeviceBase", "One device of one driver.")
+      .def("__init__", &init_device, nb::arg("driver"), nb::arg("ordinal"))
+      .def_prop_ro("driver", [](NativeDevice& self) { return self.driver; },
+                   "Driver: the raw driver.")
+      .def_ro("ordinal", &NativeDevice::ordinal, "int: the driver's number of the device.")
+      .def_ro("name", &NativeDevice::name, "str: platform and ordinal, such as \"cuda:0\".")
+      .def_ro("host_accessible", &NativeDevice::host_accessible,
+              "bool: the host may read and write its memory.")
+      .def_ro("allocator", &NativeDevice::allocator, "Allocator: the device's own.")
+      .def_prop_ro("current_allocator", [](NativeDevice& self) { return current_allocator(self); },
+                   "Allocator: what buffers use on this thread.")
+      .def("memory_info", &memory_info, "(free, total) in bytes.")
+      .def("synchronize", &synchronize)
+      .def("push_allocator", &push_allocator, nb::arg("allocator"))
+      .def("pop_allocator", &pop_allocator);
+  m.def("set_allocator_hook", &set_allocator_hook, nb::arg("hook"),
+        "`hook(object, device) -> Allocator` adapts objects that are no native allocator.");
+}
+
+}  // namespace ringmem::bind

@@ -1,0 +1,156 @@
+// What the ring's binding files share: Python's side of the endpoints, and waiting without the GIL.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "bind/numpy_array.hpp"
+#include "bind/objects.hpp"
+#include "ring/consumer.hpp"
+#include "ring/process.hpp"
+#include "ring/producer.hpp"
+#include "ring/wait.hpp"
+
+namespace ringmem::bind {
+
+// The time given was up: ringmem.native.errors.TimeoutError.
+class TimedOut : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// An object that serves one thread at a time was used from a second one: RingmemError.
+class InUse : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Spins without the GIL for `spin_us`, then parks. Not to be called with the GIL released.
+struct WaitSettings {
+  double spin_us = 50;  // < 0: never park
+  ring::WaitPolicy policy() const {
+    if (spin_us < 0) return {std::chrono::nanoseconds::max()};
+    return {std::chrono::nanoseconds(static_cast<std::int64_t>(spin_us * 1000))};
+  }
+};
+
+inline double checked_spin_us(double spin_us) {
+  if (std::isnan(spin_us) || spin_us > 1e9) {
+    throw InvalidValue("spin_us=" + std::to_string(spin_us) +
+                       " must be microseconds up to 1e9, or negative to spin for good");
+  }
+  return spin_us;
+}
+
+inline ring::Clock::time_point deadline_of(std::optional<double> timeout_s) {
+  if (!timeout_s.has_value()) return ring::Clock::time_point::max();
+  if (std::isnan(*timeout_s) || *timeout_s < 0) {
+    throw InvalidValue("timeout_s=" + std::to_string(*timeout_s) +
+                       " must be seconds from 0 on, or None to wait for good");
+  }
+  if (*timeout_s > 1e9) return ring::Clock::time_point::max();
+  return ring::Clock::now() + std::chrono::nanoseconds(static_cast<std::int64_t>(*timeout_s * 1e9));
+}
+
+// Waits without the GIL. Every 20 ms it comes back for signals (Ctrl-C), and calls
+// `still_worth_it()` with the GIL, which throws if the wait can never end.
+// True: ready; false: the deadline passed.
+template <class Ready, class StillWorthIt>
+bool wait_for(const Ready& ready, const WaitSettings& settings, ring::Clock::time_point deadline,
+              const StillWorthIt& still_worth_it) {
+  if (ready()) return true;
+  ring::WaitPolicy policy = settings.policy();
+  for (;;) {
+    const auto now = ring::Clock::now();
+    if (now >= deadline) return false;
+    const auto slice = std::min(deadline, now + std::chrono::milliseconds(20));
+    bool got = false;
+    {
+      nb::gil_scoped_release release;
+      got = ring::wait_until(ready, policy, slice);
+    }
+    if (got) return true;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    still_worth_it();
+    if (settings.spin_us >= 0) policy.spin = std::chrono::nanoseconds(0);
+  }
+}
+
+// One end of a ring, with what Python adds: the owner of the memory, the dtype of its messages,
+// one thread at a time, close(), and the fork check.
+template <class Endpoint>
+struct NativeEndpoint {
+  NativeEndpoint(const ring::RingView& view, nb::object memory_owner, nb::object message_dtype)
+      : endpoint(view), view(view), owner(std::move(memory_owner)), message(std::move(message_dtype)) {}
+  ~NativeEndpoint() { close(); }
+
+  // Idempotent, and what the destructor does: the peer sees the end. A fork's copy only forgets.
+  void close() noexcept {
+    if (closed.exchange(true) || generation != ring::fork_generation()) return;
+    endpoint.close();
+    if constexpr (std::is_same_v<Endpoint, ring::Producer>) ring::sign(*view.producer, {});
+    else ring::sign(*view.consumer, {});
+  }
+
+  Endpoint endpoint;
+  ring::RingView view;
+  nb::object owner;
+  nb::object message;  // numpy.dtype of one message
+  WaitSettings wait;
+  std::uint64_t generation = ring::fork_generation();
+  std::atomic<bool> busy{false};
+  std::atomic<bool> closed{false};
+};
+
+using NativeProducer = NativeEndpoint<ring::Producer>;
+using NativeConsumer = NativeEndpoint<ring::Consumer>;
+
+// Holds an endpoint for the time of one call.
+template <class Endpoint>
+class Use {
+ public:
+  explicit Use(NativeEndpoint<Endpoint>& native) : native_(native) {
+    if (native.closed.load(std::memory_order_relaxed)) throw Closed("the endpoint is closed");
+    if (native.generation != ring::fork_generation()) {
+      throw Closed("the endpoint belongs to the parent process; a fork must attach one of its own");
+    }
+    if (native.busy.exchange(true, std::memory_order_acquire)) {
+      throw InUse("another thread is using this endpoint; it serves one thread at a time");
+    }
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+  ~Use() { native_.busy.store(false, std::memory_order_release); }
+
+ private:
+  NativeEndpoint<Endpoint>& native_;
+};
+
+template <class Endpoint>
+void require_sound(const NativeEndpoint<Endpoint>& native, const char* what) {
+  if (native.endpoint.corrupted()) [[unlikely]] {
+    throw ring::Corrupted(std::string("the ring's memory is damaged: ") + what +
+                          "; no message beyond it can be trusted");
+  }
+}
+
+// The records behind `batch`: a C-contiguous array of the message dtype as it is, anything else
+// through the Python converter, which raises the typed error for a batch that does not fit.
+struct Records {
+  std::byte* data = nullptr;
+  std::uint64_t size = 0;
+  nb::object keep;
+};
+Records records_of(nb::handle batch, nb::handle message);
+Records writable_records_of(nb::handle array, nb::handle message);
+
+// Waits for `wanted` free slots; throws what makes that hopeless. False: timed out.
+bool wait_for_slots(NativeProducer& self, std::uint64_t wanted, ring::Clock::time_point deadline);
+// Waits for one message. False: timed out. Throws Closed when the producer closed and none is left.
+bool wait_for_message(NativeConsumer& self, ring::Clock::time_point deadline);
+
+}  // namespace ringmem::bind

@@ -1,0 +1,404 @@
+// Streams and events, and the current stream of each device on each thread. Python's floor 1
+// subclasses StreamBase and EventBase.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "bind/objects.hpp"
+#include "bind/wait.hpp"
+
+namespace ringmem::bind {
+namespace {
+
+// What `with stream:` pushed on this thread, innermost last. Each entry owns a reference to its
+// Python object, which a thread that ends inside the `with` leaks: destructors have no GIL.
+struct Current {
+  NativeStream* stream;
+  PyObject* object;
+};
+thread_local std::vector<Current> current_streams;
+
+PyObject* stream_hook = nullptr;  // (object, device) -> StreamBase; set once, never freed
+
+std::string hex(std::uint64_t handle) {
+  char text[24];
+  snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(handle));
+  return text;
+}
+
+std::string describe(const NativeStream& stream) {
+  return "stream " + hex(stream.handle) + " of " + stream.device->name;
+}
+
+std::string describe(const NativeEvent& event) {
+  return "event " + hex(event.handle) + " of " + event.device->name;
+}
+
+template <class T>
+void check_open(const T& object) {
+  if (object.closed.load(std::memory_order_acquire)) [[unlikely]] {
+    throw Closed(describe(object) + " is closed");
+  }
+}
+
+// A finalizer's failure: one warning, never an exception.
+void warn(const std::string& text) noexcept {
+  if (!nb::is_alive()) return;
+  nb::gil_scoped_acquire gil;
+  nb::error_scope keep;  // whatever was being raised goes on
+  if (PyErr_WarnEx(PyExc_ResourceWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
+}
+
+// --- streams -----------------------------------------------------------------------------------
+
+void init_stream(NativeStream* self, DeviceRef device, StreamHandle handle, nb::object keep_alive) {
+  new (self) NativeStream;
+  self->device = std::move(device);
+  self->handle = handle;
+  self->keep_alive = std::move(keep_alive);
+}
+
+void create_stream(NativeStream* self, DeviceRef device, int priority, bool non_blocking) {
+  StreamHandle handle = 0;
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = device->driver->stream_create(device->ordinal, {non_blocking, priority}, &handle);
+  }
+  check(status, "cuStreamCreateWithPriority", "on " + device->name);
+  new (self) NativeStream;
+  self->device = std::move(device);
+  self->handle = handle;
+  self->owned = true;
+}
+
+// Idempotent. When destroying fails the stream is closed all the same: its handle is lost.
+Status close_stream(NativeStream& self) noexcept {
+  if (self.closed.exchange(true, std::memory_order_acq_rel)) return Status::success;
+  if (!self.owned) return Status::success;
+  return self.device->driver->stream_destroy(self.device->ordinal, self.handle);
+}
+
+bool query_stream(NativeStream& self) {
+  check_open(self);
+  RelaxedCapture relaxed(*self.device->driver);
+  Status status = self.device->driver->stream_query(self.device->ordinal, self.handle);
+  if (status == Status::not_ready) return false;
+  check(status, "cuStreamQuery", "on " + describe(self));
+  return true;
+}
+
+void synchronize_stream(NativeStream& self, std::optional<double> timeout_s) {
+  check_open(self);
+  nb::object keep = nb::find(self);  // another thread may drop the last reference meanwhile
+  Driver& driver = *self.device->driver;
+  int ordinal = self.device->ordinal;
+  if (!timeout_s) {
+    Status status;
+    {
+      nb::gil_scoped_release release;
+      RelaxedCapture relaxed(driver);
+      status = driver.stream_synchronize(ordinal, self.handle);
+    }
+    return check(status, "cuStreamSynchronize", "on " + describe(self));
+  }
+  Status status = poll([&] { return driver.stream_query(ordinal, self.handle); }, driver,
+                       check_timeout(*timeout_s));
+  if (status == Status::not_ready) {
+    raise_timeout(describe(self) + " still has pending work", *timeout_s);
+  }
+  check(status, "cuStreamQuery", "on " + describe(self));
+}
+
+void check_same_driver(const NativeStream& stream, const DeviceRef& other,
+                       const std::string& what) {
+  if (stream.device->driver == other->driver) return;
+  raise_error("InvalidDeviceError", describe(stream) + " cannot wait for " + what +
+                                        ": they belong to different drivers; synchronize() it on "
+                                        "the host instead");
+}
+
+void wait_event(NativeStream& self, NativeEvent& event) {
+  check_open(self);
+  check_open(event);
+  check_same_driver(self, event.device, describe(event));
+  check(self.device->driver->stream_wait_event(self.device->ordinal, self.handle, event.handle),
+        "cuStreamWaitEvent", describe(self) + " waiting for " + describe(event));
+}
+
+// An event that lives as long as it takes to order two streams: a queued wait keeps its state.
+void wait_stream(NativeStream& self, NativeStream& other) {
+  check_open(self);
+  check_open(other);
+  check_same_driver(self, other.device, describe(other));
+  Driver& driver = *self.device->driver;
+  int theirs = other.device->ordinal;
+  EventHandle event = 0;
+  check(driver.event_create(theirs, EventFlags{}, &event), "cuEventCreate");
+  const char* operation = "cuEventRecord";
+  Status status = driver.event_record(theirs, event, other.handle);
+  if (ok(status)) {
+    operation = "cuStreamWaitEvent";
+    status = driver.stream_wait_event(self.device->ordinal, self.handle, event);
+  }
+  Status destroyed = driver.event_destroy(theirs, event);
+  check(status, operation, describe(self) + " waiting for " + describe(other));
+  check(destroyed, "cuEventDestroy");
+}
+
+void push_stream(nb::handle_t<NativeStream> self) {
+  NativeStream* stream = nb::inst_ptr<NativeStream>(self);
+  check_open(*stream);
+  current_streams.push_back({stream, self.inc_ref().ptr()});
+}
+
+void pop_stream(nb::handle_t<NativeStream> self) {
+  for (std::size_t i = current_streams.size(); i-- > 0;) {
+    if (current_streams[i].object != self.ptr()) continue;
+    current_streams.erase(current_streams.begin() + static_cast<std::ptrdiff_t>(i));
+    self.dec_ref();
+    return;
+  }
+}
+
+const Current* find_current(const NativeDevice& device) {
+  for (std::size_t i = current_streams.size(); i-- > 0;) {
+    if (current_streams[i].stream->device.get() == &device) return &current_streams[i];
+  }
+  return nullptr;
+}
+
+// None: nothing was pushed, the default stream is current.
+nb::object current_stream(NativeDevice& device) {
+  const Current* entry = find_current(device);
+  return entry ? nb::borrow(entry->object) : nb::none();
+}
+
+StreamHandle handle_on(NativeStream& stream, const NativeDevice& device) {
+  check_open(stream);
+  if (stream.device.get() != &device) [[unlikely]] {
+    raise_error("InvalidDeviceError", describe(stream) + " was given for work on " + device.name +
+                                          ": give a stream of " + device.name);
+  }
+  return stream.handle;
+}
+
+// A device may hold streams and events of its own (staging), which hold it: the collector must see
+// the native reference. It counts only while nobody shares it, since it is one Python reference.
+// Clearing breaks the cycle at the device; the destructor here still needs it.
+int visit_device(const DeviceRef& device, visitproc visit, void* arg) {
+  if (device && device.use_count() == 1) Py_VISIT(nb::find(*device).ptr());
+  return 0;
+}
+
+int traverse_stream(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (!nb::inst_ready(self)) return 0;
+  NativeStream* stream = nb::inst_ptr<NativeStream>(self);
+  Py_VISIT(stream->keep_alive.ptr());
+  return visit_device(stream->device, visit, arg);
+}
+
+int clear_stream(PyObject* self) {
+  nb::inst_ptr<NativeStream>(self)->keep_alive.reset();
+  return 0;
+}
+
+int traverse_event(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? visit_device(nb::inst_ptr<NativeEvent>(self)->device, visit, arg)
+                              : 0;
+}
+
+PyType_Slot stream_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_stream)},
+                              {Py_tp_clear, reinterpret_cast<void*>(clear_stream)},
+                              {0, nullptr}};
+PyType_Slot event_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_event)},
+                             {0, nullptr}};
+
+// --- events ------------------------------------------------------------------------------------
+
+void create_event(NativeEvent* self, DeviceRef device, bool timing, bool blocking_sync) {
+  EventHandle handle = 0;
+  check(device->driver->event_create(device->ordinal, {timing, blocking_sync}, &handle),
+        "cuEventCreate", "on " + device->name);
+  new (self) NativeEvent;
+  self->device = std::move(device);
+  self->handle = handle;
+  self->timing = timing;
+}
+
+Status close_event(NativeEvent& self) noexcept {
+  if (self.closed.exchange(true, std::memory_order_acq_rel)) return Status::success;
+  return self.device->driver->event_destroy(self.device->ordinal, self.handle);
+}
+
+void record_event(NativeEvent& self, NativeStream& stream) {
+  check_open(self);
+  check_open(stream);
+  if (stream.device.get() != self.device.get()) {
+    raise_error("InvalidDeviceError", describe(self) + " cannot be recorded on " +
+                                          describe(stream) + ": create it on " +
+                                          stream.device->name);
+  }
+  check(self.device->driver->event_record(self.device->ordinal, self.handle, stream.handle),
+        "cuEventRecord", describe(self) + " on " + describe(stream));
+  self.recorded = true;
+}
+
+bool query_event(NativeEvent& self) {
+  check_open(self);
+  RelaxedCapture relaxed(*self.device->driver);
+  Status status = self.device->driver->event_query(self.device->ordinal, self.handle);
+  if (status == Status::not_ready) return false;
+  check(status, "cuEventQuery", "on " + describe(self));
+  return true;
+}
+
+void synchronize_event(NativeEvent& self, std::optional<double> timeout_s) {
+  check_open(self);
+  nb::object keep = nb::find(self);
+  Driver& driver = *self.device->driver;
+  int ordinal = self.device->ordinal;
+  if (!timeout_s) {
+    Status status;
+    {
+      nb::gil_scoped_release release;
+      RelaxedCapture relaxed(driver);
+      status = driver.event_synchronize(ordinal, self.handle);
+    }
+    return check(status, "cuEventSynchronize", "on " + describe(self));
+  }
+  Status status = poll([&] { return driver.event_query(ordinal, self.handle); }, driver,
+                       check_timeout(*timeout_s));
+  if (status == Status::not_ready) {
+    raise_timeout(describe(self) + " has not happened yet", *timeout_s);
+  }
+  check(status, "cuEventQuery", "on " + describe(self));
+}
+
+void check_elapsed_operand(const NativeEvent& event, const char* argument) {
+  check_open(event);
+  const char* wrong = !event.timing     ? " was created without timing: create_event(timing=True)"
+                      : !event.recorded ? " was never recorded: record() it first"
+                                        : nullptr;
+  if (wrong) throw InvalidValue(std::string(argument) + ": " + describe(event) + wrong);
+}
+
+float elapsed_ms(NativeEvent& self, NativeEvent& since) {
+  check_elapsed_operand(since, "since");
+  check_elapsed_operand(self, "end");
+  if (self.device.get() != since.device.get()) {
+    raise_error("InvalidDeviceError", "no time between " + describe(since) + " and " +
+                                          describe(self) + ": they belong to two devices");
+  }
+  float milliseconds = 0;
+  Status status = self.device->driver->event_elapsed(self.device->ordinal, since.handle,
+                                                     self.handle, &milliseconds);
+  check(status, "cuEventElapsedTime",
+        status == Status::not_ready ? "synchronize() the later event first" : "");
+  return milliseconds;
+}
+
+// --- binding -----------------------------------------------------------------------------------
+
+void bind_streams(nb::module_& m) {
+  nb::class_<NativeStream>(m, "StreamBase", nb::type_slots(stream_slots), "A stream of one device.")
+      .def("__init__", &init_stream, nb::arg("device"), nb::arg("handle"),
+           nb::arg("keep_alive").none() = nb::none())
+      .def("__init__", &create_stream, nb::arg("device"), nb::kw_only(), nb::arg("priority"),
+           nb::arg("non_blocking"))
+      .def_ro("device", &NativeStream::device, "DeviceBase: the stream's device.")
+      .def_prop_ro("handle", [](NativeStream& self) { check_open(self); return self.handle; },
+                   "int: the driver's handle. ClosedError after close().")
+      .def_ro("owned", &NativeStream::owned, "bool: destroyed on close().")
+      .def_prop_ro("closed", [](NativeStream& self) { return self.closed.load(); },
+                   "bool: close() was called.")
+      .def_prop_ro("raw_handle", [](NativeStream& self) { return self.handle; },
+                   "int: the handle, also after close(); for messages only.")
+      .def("query", &query_stream)
+      .def("synchronize", &synchronize_stream, nb::arg("timeout_s").none() = nb::none())
+      .def("wait_event", &wait_event, nb::arg("event"))
+      .def("wait_stream", &wait_stream, nb::arg("stream"))
+      .def("close", [](NativeStream& self) {
+        check(close_stream(self), "cuStreamDestroy", "on " + describe(self));
+      })
+      .def("push", &push_stream)
+      .def("pop", &pop_stream);
+}
+
+void bind_events(nb::module_& m) {
+  nb::class_<NativeEvent>(m, "EventBase", nb::type_slots(event_slots),
+                           "A point in the work of a stream.")
+      .def("__init__", &create_event, nb::arg("device"), nb::arg("timing"),
+           nb::arg("blocking_sync"))
+      .def_ro("device", &NativeEvent::device, "DeviceBase: the event's device.")
+      .def_prop_ro("handle", [](NativeEvent& self) { check_open(self); return self.handle; },
+                   "int: the driver's handle. ClosedError after close().")
+      .def_ro("timing", &NativeEvent::timing, "bool: elapsed_ms works.")
+      .def_prop_ro("recorded", [](NativeEvent& self) { return self.recorded.load(); },
+                   "bool: recorded at least once.")
+      .def_prop_ro("closed", [](NativeEvent& self) { return self.closed.load(); },
+                   "bool: close() was called.")
+      .def("record", &record_event, nb::arg("stream"))
+      .def("query", &query_event)
+      .def("synchronize", &synchronize_event, nb::arg("timeout_s").none() = nb::none())
+      .def("elapsed_ms", &elapsed_ms, nb::arg("since"))
+      .def("close", [](NativeEvent& self) {
+        check(close_event(self), "cuEventDestroy", "on " + describe(self));
+      });
+}
+
+}  // namespace
+
+NativeStream::~NativeStream() {
+  if (!device) return;
+  Status status = close_stream(*this);
+  if (!ok(status)) warn(describe(*this) + " could not be destroyed: " + status_name(status));
+}
+
+NativeEvent::~NativeEvent() {
+  if (!device) return;
+  Status status = close_event(*this);
+  if (!ok(status)) warn(describe(*this) + " could not be destroyed: " + status_name(status));
+}
+
+StreamHandle stream_of(nb::handle argument, const NativeDevice& device, nb::object* owner) {
+  if (argument.is_none()) {
+    const Current* entry = find_current(device);
+    if (owner) *owner = entry ? nb::borrow(entry->object) : nb::none();
+    if (!entry) return default_stream;
+    check_open(*entry->stream);
+    return entry->stream->handle;
+  }
+  if (nb::isinstance<NativeStream>(argument)) {
+    if (owner) *owner = nb::borrow(argument);
+    return handle_on(*nb::inst_ptr<NativeStream>(argument), device);
+  }
+  if (!stream_hook) nb::module_::import_("ringmem.device");
+  nb::object made = nb::handle(stream_hook)(argument, nb::find(device));
+  StreamHandle handle = handle_on(*nb::cast<NativeStream*>(made), device);
+  if (owner) *owner = std::move(made);
+  return handle;
+}
+
+void bind_stream(nb::module_& m) {
+  bind_streams(m);
+  bind_events(m);
+  m.def("current_stream", &current_stream, nb::arg("device"),
+        "The innermost `with stream:` of the device on this thread; None: the default stream.");
+  m.def("stream_handle", [](nb::handle stream, NativeDevice& device) {
+    return stream_of(stream, device);
+  }, nb::arg("stream").none(), nb::arg("device"), "The handle that any stream-like names.");
+  m.def("set_stream_hook", [](nb::callable hook) {
+    PyObject* old = stream_hook;
+    stream_hook = hook.inc_ref().ptr();
+    Py_XDECREF(old);
+  }, nb::arg("hook"), "`hook(object, device) -> StreamBase` adapts other libraries' streams.");
+}
+
+}  // namespace ringmem::bind

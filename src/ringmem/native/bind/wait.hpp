@@ -1,0 +1,76 @@
+// Waiting with a deadline: poll a driver query with the GIL released, back off, and let Python's
+// signal handlers run.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <string>
+#include <thread>
+
+#include "bind/objects.hpp"
+
+namespace ringmem::bind {
+
+// Queries and waits must not spoil a graph capture elsewhere in the process.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(Driver& driver) noexcept
+      : driver_(driver), switched_(ok(driver.relax_capture(true, &before_))) {}
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+  ~RelaxedCapture() {
+    bool unused = false;
+    if (switched_) driver_.relax_capture(before_, &unused);
+  }
+
+ private:
+  Driver& driver_;
+  bool before_ = false;
+  bool switched_;
+};
+
+inline double check_timeout(double timeout_s) {
+  if (std::isnan(timeout_s) || timeout_s < 0) {
+    throw InvalidValue("timeout_s is " + std::to_string(timeout_s) +
+                       ": give seconds, 0 or more, or None to wait without limit");
+  }
+  return std::min(timeout_s, 1e9);  // about 30 years: infinity must not overflow the clock
+}
+
+[[noreturn]] inline void raise_timeout(const std::string& what, double timeout_s) {
+  char text[32];
+  snprintf(text, sizeof text, "%g", timeout_s);
+  raise_error("TimeoutError", what + " after " + text + " s");
+}
+
+// Calls `query` until it answers anything but not_ready, or until the time is up; returns the last
+// answer. The first 50 µs are spun, then pauses grow from 10 µs to 1 ms. Signals are looked at
+// every 20 ms. Call with the GIL.
+template <class Query>
+Status poll(Query query, Driver& driver, double timeout_s) {
+  using Clock = std::chrono::steady_clock;
+  using std::chrono::microseconds;
+  const auto start = Clock::now();
+  const auto deadline =
+      start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+  auto next_signal_check = start + std::chrono::milliseconds(20);
+  Clock::duration pause = microseconds(10);
+  nb::gil_scoped_release release;
+  RelaxedCapture relaxed(driver);
+  for (;;) {
+    Status status = query();
+    const auto now = Clock::now();
+    if (status != Status::not_ready || now >= deadline) return status;
+    if (now >= next_signal_check) {
+      nb::gil_scoped_acquire acquire;
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      next_signal_check = now + std::chrono::milliseconds(20);
+    }
+    if (now - start < microseconds(50)) continue;
+    std::this_thread::sleep_for(std::min(pause, deadline - now));
+    pause = std::min<Clock::duration>(pause * 2, std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace ringmem::bind

@@ -1,0 +1,48 @@
+// The CUDA driver as a Driver. Loads the library at its first operation; binds the primary context
+// of the device around every call that needs one and leaves the caller's context as it was.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "driver/driver.hpp"
+
+namespace ringmem {
+
+// Without a usable driver every operation is not_initialized; so it is in the child of a fork that
+// came after loading, since CUDA does not survive one. A function that the driver lacks is
+// not_supported. Primary contexts are retained at their first use and kept.
+class CudaDriver final : public Driver {
+ public:
+  CudaDriver();
+  ~CudaDriver() override;
+
+  // Why there is no usable driver; empty where there is one. Loads it.
+  const std::string& load_error() const noexcept;
+  // What is asked for: "libcuda.so.1", or the value of RINGMEM_CUDA_LIBRARY. Loads it.
+  const std::string& library() const noexcept;
+
+#include "driver/overrides.inc"
+
+ private:
+  struct State;
+  class Scope;
+
+  // Loads at the first call; not_initialized where that failed.
+  Status ready() const noexcept;
+  Status check_device(int device) const noexcept;
+  Status check_locations(const AccessGrant* grants, std::size_t count) const noexcept;
+
+  // Calls a function of the library with no context, or in that of `device`.
+  template <class Function, class... Arguments>
+  Status plain(Function function, Arguments... arguments) const noexcept;
+  template <class Function, class... Arguments>
+  Status within(int device, Function function, Arguments... arguments) const noexcept;
+
+  std::unique_ptr<State> state_;
+};
+
+// The one CUDA driver of the process. Never destroyed.
+const std::shared_ptr<CudaDriver>& cuda_driver();
+
+}  // namespace ringmem

@@ -1,0 +1,198 @@
+"""The command as a user types it: one JSON object, errors in one line, documented exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+def ringmem(
+    *arguments: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ringmem", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "100", "PYTHONIOENCODING": "utf-8", **environment},
+    )
+
+
+def failed_in_one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    return done.stderr
+
+
+@pytest.fixture
+def small_trace(tmp_path: Path) -> Path:
+    file = tmp_path / "small.npz"
+    np.savez(file, kind=[1, 1, 2, 3, 1], id=[0, 1, 0, 0, 2], size=[4096, 7, 0, 0, 1 << 20],
+             stream=[0, 1, 0, 0, 2])  # fmt: skip
+    return file
+
+
+def test_version_is_printed() -> None:
+    done = ringmem("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("ringmem 0.")
+
+
+@pytest.mark.parametrize("command", [(), ("info",), ("demo",)])
+def test_help_names_every_option(command: tuple[str, ...]) -> None:
+    done = ringmem(*command, "--help")
+    assert done.returncode == 0
+    options = {"info": ["--json", "--echo"], "demo": ["--device", "--trace", "--output", "--json"]}
+    for word in options[command[0]] if command else ["info", "demo", "--version"]:
+        assert word in done.stdout
+
+
+def test_info_as_json_is_one_object_with_the_devices() -> None:
+    done = ringmem(
+        "info", "--json", "--echo", RINGMEM_SIMULATE="devices=2,capacity=8GiB,peers=none"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    cpus = [d for d in found["devices"] if d["name"].startswith("cpu")]
+    assert [d["name"] for d in cpus] == ["cpu:0", "cpu:1"]
+    assert cpus[0]["memory"]["total"] == 8 << 30
+    assert cpus[0]["memory_visibility"]["visibility"] == "system scope"
+    assert cpus[0]["memory_visibility"]["echo"]["answered"] is True
+    assert cpus[0]["capabilities"]["granularity_nbytes"] == 2 << 20
+    index = [found["peers"]["devices"].index(d["name"]) for d in cpus]
+    assert found["peers"]["can_access"][index[0]][index[1]] is False
+    assert found["numpy"] == np.__version__
+    assert set(found) >= {"ringmem", "python", "cuda", "packages", "missing"}
+    for entry in found["missing"]:
+        assert entry["how"]
+
+
+def test_info_names_every_device_and_what_is_missing() -> None:
+    done = ringmem("info", RINGMEM_SIMULATE="devices=2")
+    assert done.returncode == 0, done.stderr
+    for word in ("cpu:0", "cpu:1", "memory visibility", "Peers", "Packages"):
+        assert word in done.stdout
+
+
+def test_demo_as_json_is_one_object_and_verified(tmp_path: Path) -> None:
+    done = ringmem("demo", "--device", "cpu", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["device"] == "cpu:0"
+    assert result["trace"]["events"] == 7042
+    assert result["trace"]["peak_live_bytes"] == 4122604752
+    assert result["verified"] is True
+    assert result["marks"]["checked"] == result["marks"]["right"] > 2000
+    assert result["replay"]["reserved_peak_bytes"] >= result["trace"]["peak_live_bytes"]
+    assert result["copies"]["to_device_gb_per_s"] > 0
+    assert list(tmp_path.iterdir()) == []  # nothing is drawn unless asked for
+
+
+def test_demo_draws_in_the_terminal_and_as_a_picture(tmp_path: Path, small_trace: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "t.png"
+    done = ringmem(
+        "demo", "--device", "cpu", "--trace", str(small_trace), "--output", str(file), cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert file.read_bytes().startswith(b"\x89PNG")
+    for word in ("cpu:0", "5 events", "peak", "GB/s", "█", "verified", "t.png"):
+        assert word in done.stdout
+
+
+def test_demo_finds_a_device_that_does_not_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdict depends on the data: with a copy left out, it is not verified."""
+    from ringmem.buffers import DeviceBuffer
+    from ringmem.cli.demo import Demo
+
+    monkeypatch.setattr(DeviceBuffer, "copy_from", lambda *a, **k: None)
+    assert not Demo.prepare("cpu", None).run(lambda *a: None).copies.verified
+
+
+def test_demo_finds_a_mark_that_is_lost(monkeypatch: pytest.MonkeyPatch, small_trace: Path) -> None:
+    from ringmem.buffers import DeviceBuffer
+    from ringmem.cli.demo import Demo
+
+    monkeypatch.setattr(DeviceBuffer, "fill", lambda *a, **k: None)
+    result = Demo.prepare("cpu", small_trace).run(lambda *a: None)
+    assert result.marks == 2
+    assert result.marks_right == 0
+    assert not result.verified
+
+
+def test_demo_out_of_memory_is_one_line_and_gives_everything_back() -> None:
+    done = ringmem("demo", "--device", "cpu", RINGMEM_SIMULATE="capacity=1GiB")
+    assert "CUDA_ERROR_OUT_OF_MEMORY" in failed_in_one_line(done, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("demo", "--device", "tpu:0"), "tpu:0"),
+        (("demo", "--device", "cpu:99"), "cpu:99"),
+        (("demo", "--trace", "/no/such/file.npz"), "/no/such/file.npz"),
+        (("demo", "--device", "cpu", "--trace", "."), "."),
+    ],
+)
+def test_wrong_input_is_one_line_that_names_it(arguments: tuple[str, ...], word: str) -> None:
+    assert word in failed_in_one_line(ringmem(*arguments), 2)
+
+
+def test_trace_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "bad.npz"
+    np.savez(file, kind=[1, 2, 2], id=[0, 0, 0], size=[8, 0, 0], stream=[0, 0, 0])
+    message = failed_in_one_line(ringmem("demo", "--trace", str(file)), 2)
+    assert "event 2" in message
+
+
+def test_picture_that_cannot_be_written_is_refused(small_trace: Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = ringmem(
+        "demo", "--device", "cpu", "--trace", str(small_trace), "--output", "/no/such/t.png"
+    )
+    assert "/no/such/t.png" in failed_in_one_line(done, 2)
+
+
+@pytest.mark.parametrize("arguments", [("nonsense",), ("demo", "--nonsense"), ("info", "extra")])
+def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
+    done = ringmem(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_interrupt_is_130_without_a_traceback() -> None:
+    # Slow enough to be met in the middle: every task of the device takes 0.2 s.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ringmem", "demo", "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RINGMEM_SIMULATE": "latency_s=0.2"},
+    )
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+
+
+def test_reader_that_goes_away_is_no_traceback() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m ringmem info --json | head -c 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" not in done.stderr

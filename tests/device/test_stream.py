@@ -1,0 +1,445 @@
+"""Streams: own, default, and those of other libraries."""
+
+import ctypes
+import gc
+import signal
+import threading
+import time
+import weakref
+
+import pytest
+
+import ringmem
+from ringmem import Device, as_stream, current_stream
+from ringmem.native import _native
+
+
+class Blocked:
+    """A stream that waits for a word of pinned memory; `release` lets it go on."""
+
+    def __init__(self, device, stream=None):
+        self.stream = stream or device.create_stream()
+        self.ptr = device.driver.host_alloc(device.ordinal, 4096)
+        self.word = ctypes.c_uint32.from_address(self.ptr)
+        self.word.value = 0
+        word = device.driver.host_device_pointer(device.ordinal, self.ptr)
+        device.driver.stream_wait_value(device.ordinal, self.stream.handle, word, 1)
+
+    def release(self):
+        self.word.value = 1
+
+
+@pytest.fixture
+def blocked(device):
+    blocked = Blocked(device)
+    yield blocked
+    blocked.release()
+    if not blocked.stream.closed:
+        blocked.stream.synchronize(timeout_s=10)
+
+
+# --- own streams -------------------------------------------------------------------------------
+
+
+def test_an_own_stream_is_created_and_destroyed(faulty):
+    device = ringmem.devices_of(faulty)[0]
+    stream = device.create_stream(priority=-1, non_blocking=False)
+    assert stream.owned
+    assert stream.handle > 2
+    assert stream.__cuda_stream__() == (0, stream.handle)
+    assert faulty.live["stream"] == 1
+    stream.close()
+    stream.close()
+    assert stream.closed
+    assert faulty.live["stream"] == 0
+
+
+def test_an_own_stream_is_destroyed_with_its_object(faulty):
+    stream = ringmem.devices_of(faulty)[0].create_stream()
+    assert faulty.live["stream"] == 1
+    del stream
+    assert faulty.live["stream"] == 0
+
+
+def test_a_finalizer_that_fails_warns_once_and_does_not_raise(faulty):
+    stream = ringmem.devices_of(faulty)[0].create_stream()
+    faulty.fail("stream_destroy", when="after")
+    with pytest.warns(ResourceWarning, match=r"stream 0x.* of cpu:0") as caught:
+        del stream
+    assert len(caught) == 1
+
+
+def test_a_finalizer_that_fails_under_an_exception_leaves_it(faulty):
+    stream = ringmem.devices_of(faulty)[0].create_stream()
+    faulty.fail("stream_destroy", when="after")
+    with pytest.warns(ResourceWarning), pytest.raises(KeyError, match="mine"):
+        try:
+            raise KeyError("mine")
+        finally:
+            del stream
+
+
+def test_close_raises_what_went_wrong_and_closes(faulty):
+    stream = ringmem.devices_of(faulty)[0].create_stream()
+    faulty.fail("stream_destroy", when="after")
+    with pytest.raises(ringmem.DriverError, match="cuStreamDestroy"):
+        stream.close()
+    assert stream.closed
+    stream.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_stream_that_cannot_be_created_leaves_nothing(faulty, when):
+    device = ringmem.devices_of(faulty)[0]
+    faulty.fail("stream_create", when=when)
+    with pytest.raises(ringmem.DriverError, match="cuStreamCreate"):
+        device.create_stream()
+
+
+def test_every_use_after_close_is_a_closed_error(device):
+    stream, event, open_stream = device.create_stream(), device.create_event(), device.create_stream()
+    stream.close()
+    for use in (
+        lambda: stream.handle,
+        stream.query,
+        stream.synchronize,
+        lambda: stream.synchronize(timeout_s=1),
+        lambda: stream.wait(event),
+        lambda: stream.wait(open_stream),
+        lambda: open_stream.wait(stream),
+        lambda: event.record(stream),
+        stream.record,
+        stream.__enter__,
+        stream.__cuda_stream__,
+        lambda: as_stream(stream, device),
+        lambda: _native.stream_handle(stream, device),
+    ):
+        with pytest.raises(ringmem.ClosedError, match="closed"):
+            use()
+    assert "closed" in repr(stream)
+
+
+# --- waiting -----------------------------------------------------------------------------------
+
+
+def test_query_tells_pending_from_done(blocked):
+    assert blocked.stream.query() is False
+    blocked.release()
+    blocked.stream.synchronize(timeout_s=10)
+    assert blocked.stream.query() is True
+
+
+def test_synchronize_gives_up_in_time_and_says_what_is_pending(blocked):
+    start = time.monotonic()
+    with pytest.raises(ringmem.TimeoutError, match=r"stream 0x\w+ of cpu:0 .* after 0.05 s"):
+        blocked.stream.synchronize(timeout_s=0.05)
+    assert 0.05 <= time.monotonic() - start < 5
+    blocked.release()
+    blocked.stream.synchronize(timeout_s=10)
+
+
+def test_a_timeout_of_zero_only_looks(blocked):
+    with pytest.raises(TimeoutError):
+        blocked.stream.synchronize(timeout_s=0)
+
+
+def test_an_endless_timeout_is_one(blocked):
+    threading.Timer(0.02, blocked.release).start()
+    blocked.stream.synchronize(timeout_s=float("inf"))
+
+
+@pytest.mark.parametrize("bad", [-1, float("nan"), -0.001])
+def test_a_timeout_that_is_none_is_refused(device, bad):
+    with pytest.raises(ringmem.InvalidValueError, match="timeout_s is "):
+        device.create_stream().synchronize(timeout_s=bad)
+
+
+@pytest.mark.parametrize("timeout_s", [None, 10])
+def test_waiting_releases_the_gil(blocked, timeout_s):
+    # The releasing thread can only run if the waiting one lets it.
+    threading.Timer(0.02, blocked.release).start()
+    blocked.stream.synchronize(timeout_s)
+
+
+def test_a_signal_ends_a_wait_with_a_timeout(blocked):
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    start = time.monotonic()
+    try:
+        with pytest.raises(Interrupted):
+            blocked.stream.synchronize(timeout_s=30)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert time.monotonic() - start < 10
+
+
+def test_a_stream_waits_for_a_stream_and_for_an_event(device, blocked):
+    by_stream, by_event = device.create_stream(), device.create_stream()
+    by_stream.wait(blocked.stream)
+    by_event.wait(blocked.stream.record())
+    assert not by_stream.query()
+    assert not by_event.query()
+    blocked.release()
+    by_stream.synchronize(timeout_s=10)
+    by_event.synchronize(timeout_s=10)
+
+
+def test_a_stream_waits_for_one_of_another_device(pair, blocked):
+    other = pair[1].create_stream()
+    other.wait(blocked.stream)
+    assert not other.query()
+    blocked.release()
+    other.synchronize(timeout_s=10)
+
+
+def test_a_stream_waits_for_a_foreign_one_of_another_device(pair, blocked):
+    other = pair[1].create_stream()
+    other.wait(blocked.stream.handle)
+    assert not other.query()
+    blocked.release()
+    other.synchronize(timeout_s=10)
+
+
+def test_streams_of_two_drivers_cannot_wait_for_each_other(device):
+    stranger = ringmem.simulate().devices[0]
+    for other in (stranger.create_stream(), stranger.create_event()):
+        with pytest.raises(ringmem.InvalidDeviceError, match="different drivers"):
+            device.create_stream().wait(other)
+
+
+@pytest.mark.parametrize("operation", ["event_create", "event_record", "stream_wait_event"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_wait_that_fails_leaves_no_event(faulty, operation, when):
+    device = ringmem.devices_of(faulty)[0]
+    a, b = device.create_stream(), device.create_stream()
+    faulty.fail(operation, when=when)
+    with pytest.raises(ringmem.DriverError):
+        a.wait(b)
+    assert faulty.live["event"] == 0
+    a.wait(b)
+
+
+def test_an_error_of_the_device_reaches_whoever_waits(faulty):
+    stream = ringmem.devices_of(faulty)[0].create_stream()
+    for wait, operation in (
+        (stream.query, "stream_query"),
+        (lambda: stream.synchronize(timeout_s=5), "stream_query"),
+        (stream.synchronize, "stream_synchronize"),
+    ):
+        faulty.fail(operation, status=_native.Status.illegal_address)
+        with pytest.raises(ringmem.DriverError, match="ILLEGAL_ADDRESS") as caught:
+            wait()
+        assert caught.value.code == 700
+
+
+# --- the current stream ------------------------------------------------------------------------
+
+
+def test_the_current_stream_nests_and_is_the_threads_and_the_devices(pair):
+    device, other = pair
+    outer, inner = device.create_stream(), device.create_stream()
+    elsewhere = other.create_stream()
+    seen = []
+    assert current_stream(device) is device.default_stream
+    with outer:
+        with elsewhere, inner:
+            assert current_stream("cpu:0") is inner
+            assert current_stream(other) is elsewhere
+            thread = threading.Thread(target=lambda: seen.append(current_stream(device).handle))
+            thread.start()
+            thread.join()
+        assert current_stream(device) is outer
+        with outer:
+            assert _native.stream_handle(None, device) == outer.handle
+        assert current_stream(device) is outer
+    assert current_stream() is device.default_stream
+    assert seen == [0]
+
+
+def test_none_is_the_current_stream(device):
+    stream = device.create_stream()
+    assert as_stream(None, device).handle == 0
+    with stream:
+        assert as_stream(None, device) is stream
+    assert as_stream(None, device) is device.default_stream
+
+
+def test_a_current_stream_that_was_closed_is_an_error(device):
+    stream = device.create_stream()
+    with stream:
+        stream.close()
+        with pytest.raises(ringmem.ClosedError):
+            as_stream(None, device)
+        with pytest.raises(ringmem.ClosedError):
+            _native.stream_handle(None, device)
+    assert as_stream(None, device) is device.default_stream
+
+
+def test_a_current_stream_is_kept_alive(device):
+    device.create_stream().__enter__()
+    gc.collect()
+    stream = current_stream(device)
+    assert stream.owned
+    assert not stream.closed
+    stream.__exit__(None, None, None)
+
+
+def test_a_thread_that_ends_inside_a_with_harms_nobody(device):
+    thread = threading.Thread(target=device.create_stream().__enter__)
+    thread.start()
+    thread.join()
+    assert current_stream(device) is device.default_stream
+
+
+def test_the_default_stream_is_no_own_one(device):
+    stream = device.default_stream
+    assert stream is device.default_stream
+    assert stream.handle == 0
+    assert not stream.owned
+    assert repr(stream) == "<Stream 0x0 of cpu:0, default>"
+
+
+# --- streams of other libraries ----------------------------------------------------------------
+
+
+def protocol_method(handle):
+    class WithMethod:
+        def __cuda_stream__(self):
+            return (0, handle)
+
+    return WithMethod()
+
+
+def protocol_attribute(handle):
+    class WithAttribute:
+        __cuda_stream__ = (0, handle)
+
+    return WithAttribute()
+
+
+def like(attribute, value):
+    return type("ForeignStream", (), {attribute: value})()
+
+
+FOREIGN = {
+    "an integer": lambda h: h,
+    "the protocol as a method": protocol_method,
+    "the protocol as an attribute": protocol_attribute,
+    "PyTorch": lambda h: like("cuda_stream", h),
+    "CuPy": lambda h: like("ptr", h),
+    "Numba, ctypes": lambda h: like("handle", ctypes.c_void_p(h)),
+    "cuda.core": lambda h: like("handle", type("Handle", (), {"__index__": lambda self: h})()),
+    "NumPy": lambda h: __import__("numpy").uint64(h),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_streams_of_other_libraries_are_used_and_never_destroyed(faulty, kind):
+    device = ringmem.devices_of(faulty)[0]
+    own = device.create_stream()
+    foreign = FOREIGN[kind](own.handle)
+    stream = as_stream(foreign, device)
+    assert stream.handle == own.handle
+    assert not stream.owned
+    assert _native.stream_handle(foreign, device) == own.handle
+    stream.close()
+    assert own.query()
+    own.close()
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_default_streams_of_other_libraries_are_the_default(device, kind):
+    assert as_stream(FOREIGN[kind](0), device).handle == 0
+
+
+@pytest.mark.parametrize("handle", [0, 1, 2])
+def test_the_default_handles_work(device, handle):
+    stream = as_stream(handle, device)
+    assert stream.handle == handle
+    stream.synchronize(timeout_s=10)
+    assert "default" in repr(stream)
+
+
+def test_a_foreign_stream_is_kept_alive_as_long_as_ours(device):
+    own = device.create_stream()
+    foreign = like("cuda_stream", own.handle)
+    kept = weakref.ref(foreign)
+    stream = as_stream(foreign, device)
+    del foreign
+    assert kept() is not None
+    del stream
+    assert kept() is None
+
+
+def test_a_foreign_stream_that_holds_ours_is_collected(device):
+    own = device.create_stream()
+    foreign = like("cuda_stream", own.handle)
+    foreign.ours = as_stream(foreign, device)
+    kept = weakref.ref(foreign)
+    del foreign
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_stream_of_another_device_is_refused_by_both_names(pair):
+    device, other = pair
+    theirs = other.create_stream()
+    for stream in (theirs, theirs.handle, protocol_method(theirs.handle)):
+        for use in (as_stream, _native.stream_handle):
+            with pytest.raises(ringmem.InvalidDeviceError, match="cpu:1") as caught:
+                use(stream, device)
+            assert "cpu:0" in str(caught.value)
+
+
+def test_a_destroyed_foreign_stream_is_closed(device):
+    own = device.create_stream()
+    handle = own.handle
+    own.close()
+    with pytest.raises(ringmem.ClosedError, match=f"{handle:#x}"):
+        as_stream(protocol_method(handle), device)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "stream",
+        1.5,
+        -1,
+        1 << 64,
+        True,
+        object(),
+        like("handle", "x"),
+        like("cuda_stream", None),
+        type("Broken", (), {"__cuda_stream__": 3})(),
+        type("Broken", (), {"__cuda_stream__": (0,)})(),
+    ],
+)
+def test_what_is_no_stream_is_refused(device, bad):
+    with pytest.raises(ringmem.InvalidValueError, match="stream is ") as caught:
+        as_stream(bad, device)
+    assert repr(bad) in str(caught.value)
+
+
+def test_an_unknown_version_of_the_protocol_is_refused(device):
+    newer = type("Newer", (), {"__cuda_stream__": lambda self: (7, 0)})()
+    with pytest.raises(ringmem.InvalidValueError, match="version 7"):
+        as_stream(newer, device)
+
+
+def test_a_protocol_that_raises_is_not_hidden(device):
+    def fail(self):
+        raise KeyError("theirs")
+
+    with pytest.raises(KeyError, match="theirs"):
+        as_stream(type("Broken", (), {"__cuda_stream__": fail})(), device)
+
+
+def test_other_devices_objects_are_not_confused_with_names(device):
+    assert Device(device).default_stream is device.default_stream
