@@ -72,11 +72,17 @@ def test_a_finalizer_that_fails_warns_once_and_does_not_raise(faulty):
 def test_a_finalizer_that_fails_under_an_exception_leaves_it(faulty):
     stream = ringmem.devices_of(faulty)[0].create_stream()
     faulty.fail("stream_destroy", when="after")
-    with pytest.warns(ResourceWarning), pytest.raises(KeyError, match="mine"):
+    streams = [stream]
+    del stream
+
+    def fail():
         try:
             raise KeyError("mine")
         finally:
-            del stream
+            streams.clear()
+
+    with pytest.warns(ResourceWarning, match="stream 0x"), pytest.raises(KeyError, match="mine"):
+        fail()
 
 
 def test_close_raises_what_went_wrong_and_closes(faulty):
@@ -97,7 +103,11 @@ def test_a_stream_that_cannot_be_created_leaves_nothing(faulty, when):
 
 
 def test_every_use_after_close_is_a_closed_error(device):
-    stream, event, open_stream = device.create_stream(), device.create_event(), device.create_stream()
+    stream, event, open_stream = (
+        device.create_stream(),
+        device.create_event(),
+        device.create_stream(),
+    )
     stream.close()
     for use in (
         lambda: stream.handle,

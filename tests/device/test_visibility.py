@@ -1,12 +1,10 @@
 """The decision about memory visibility, from recorded inputs and by echo."""
 
 import dataclasses
-import time
 
 import pytest
 
-import ringmem
-from ringmem.device.echo import EchoResult, run_echo
+from ringmem.device.echo import EchoResult
 from ringmem.device.platform_facts import PlatformFacts, PlatformKind
 from ringmem.device.visibility import MemoryVisibility, VisibilityInputs, decide
 
@@ -52,7 +50,11 @@ def on(facts, **changes):
         (on(WINDOWS), DEVICE, PlatformKind.WINDOWS),
         (on(MACOS), DMA, PlatformKind.MACOS),
         (on(OTHER), DEVICE, PlatformKind.UNKNOWN),
-        (on(OTHER, pageable_memory_access_uses_host_page_tables=True), SYSTEM, PlatformKind.UNKNOWN),
+        (
+            on(OTHER, pageable_memory_access_uses_host_page_tables=True),
+            SYSTEM,
+            PlatformKind.UNKNOWN,
+        ),
         (on(WSL2, platform="cpu", unified_addressing=False), SYSTEM, PlatformKind.WSL2),
         (on(NATIVE, platform="cpu", can_map_host_memory=False), DMA, PlatformKind.NATIVE_LINUX),
     ],

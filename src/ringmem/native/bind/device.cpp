@@ -1,8 +1,11 @@
 // Devices, the allocators that are the driver itself, and the override of a device's allocator
 // for one thread. Python's floor 1 subclasses DeviceBase.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bind/objects.hpp"
@@ -30,11 +33,12 @@ std::string device_name(Driver& driver, int ordinal) {
   return std::string(driver.platform()) + ":" + std::to_string(ordinal);
 }
 
-// Whether the host may read and write what the device allocates.
+// Whether the host may read and write what the device allocates: a CPU device in the host's own
+// memory, unless it hides that. A GPU's allocations are not for the host even where it could.
 bool host_can_access(Driver& driver, int ordinal) {
   int value = 0;
-  return ok(driver.attribute(ordinal, Attribute::direct_managed_access_from_host, &value)) &&
-         value != 0 && std::string(driver.platform()) == "cpu";
+  return std::string_view(driver.platform()) == "cpu" &&
+         ok(driver.attribute(ordinal, Attribute::integrated, &value)) && value != 0;
 }
 
 std::shared_ptr<Allocator> make_default_allocator(const DriverRef& driver, int ordinal) {
@@ -65,7 +69,7 @@ void init_device(NativeDevice* self, DriverRef driver, int ordinal) {
                           std::move(allocator)};
 }
 
-nb::tuple memory_info(NativeDevice& self) {
+std::pair<std::size_t, std::size_t> memory_info(NativeDevice& self) {
   MemoryInfo info;
   Status status;
   {
@@ -73,7 +77,7 @@ nb::tuple memory_info(NativeDevice& self) {
     status = self.driver->memory_info(self.ordinal, &info);
   }
   check(status, "cuMemGetInfo", "on " + self.name);
-  return nb::make_tuple(info.free, info.total);
+  return {info.free, info.total};
 }
 
 void synchronize(NativeDevice& self) {
@@ -176,6 +180,7 @@ void bind_device(nb::module_& m) {
       .def("push_allocator", &push_allocator, nb::arg("allocator"))
       .def("pop_allocator", &pop_allocator);
   m.def("set_allocator_hook", &set_allocator_hook, nb::arg("hook"),
+        nb::sig("def set_allocator_hook(hook: Callable[[object, DeviceBase], Allocator]) -> None"),
         "`hook(object, device) -> Allocator` adapts objects that are no native allocator.");
 }
 

@@ -390,6 +390,7 @@ void bind_stream(nb::module_& m) {
   bind_streams(m);
   bind_events(m);
   m.def("current_stream", &current_stream, nb::arg("device"),
+        nb::sig("def current_stream(device: DeviceBase) -> StreamBase | None"),
         "The innermost `with stream:` of the device on this thread; None: the default stream.");
   m.def("stream_handle", [](nb::handle stream, NativeDevice& device) {
     return stream_of(stream, device);
@@ -398,7 +399,9 @@ void bind_stream(nb::module_& m) {
     PyObject* old = stream_hook;
     stream_hook = hook.inc_ref().ptr();
     Py_XDECREF(old);
-  }, nb::arg("hook"), "`hook(object, device) -> StreamBase` adapts other libraries' streams.");
+  }, nb::arg("hook"),
+        nb::sig("def set_stream_hook(hook: Callable[[object, DeviceBase], StreamBase]) -> None"),
+        "`hook(object, device) -> StreamBase` adapts other libraries' streams.");
 }
 
 }  // namespace ringmem::bind
