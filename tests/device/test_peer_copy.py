@@ -2,7 +2,6 @@
 
 import ctypes
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -115,18 +114,17 @@ def test_a_copy_within_a_device_is_local(device):
 
 @pytest.mark.parametrize("stream_of", [0, 1])
 def test_a_staged_copy_waits_for_earlier_work_and_later_work_for_it(stream_of):
-    devices = a, b = ringmem.simulate(devices=2, peers=False, latency_s=0.02).devices
+    devices = a, b = ringmem.simulate(devices=2, peers=False, latency_s=0.2).devices
     src, dst = put(a, np.zeros(4096, np.uint8)), put(b, np.zeros(4096, np.uint8))
     stream = devices[stream_of].create_stream()
     producer, consumer = a.create_stream(), b.create_stream()
-    start = time.monotonic()
     a.driver.fill_async(0, src, 0x55, 1, 4096, producer.handle)
     stream.wait(producer)
     ringmem.copy_peer(dst, b, src, a, 4096, stream)
     consumer.wait(stream)
     out = b.driver.host_alloc(1, 4096)
     b.driver.copy_async(1, out, dst, 4096, consumer.handle)
-    assert time.monotonic() - start < 0.02 * 3  # none of it waited on the host
+    assert not producer.query()  # nothing so far waited on the host
     consumer.synchronize(timeout_s=30)
     assert ctypes.string_at(out, 4096) == b"\x55" * 4096
 

@@ -6,11 +6,6 @@ import ringmem
 from ringmem.native import _native
 
 
-@pytest.fixture
-def faulty_pair(faulty):
-    return ringmem.devices_of(faulty)
-
-
 def pool_access(device, peer):
     location = _native.Location(_native.LocationKind.device, device.ordinal)
     return peer.driver.pool_get_access(peer.ordinal, peer.allocator.pool, location)
@@ -99,8 +94,8 @@ def test_a_device_is_no_peer_of_itself(device):
 
 
 @pytest.mark.parametrize("operation", ["peer_enable", "pool_set_access", "pool_create", "pool_set"])
-def test_enabling_happens_or_is_undone(faulty, faulty_pair, operation):
-    a, b = faulty_pair
+def test_enabling_happens_or_is_undone(faulty, operation):
+    a, b = ringmem.devices_of(faulty)
     faulty.fail(operation)
     with pytest.raises(ringmem.DriverError):
         ringmem.enable_peer_access(a, b)
@@ -109,11 +104,12 @@ def test_enabling_happens_or_is_undone(faulty, faulty_pair, operation):
     a.driver.peer_enable(0, 1)  # it would be enabled already, had it not been undone
     a.driver.peer_disable(0, 1)
     ringmem.enable_peer_access(a, b)
+    ringmem.disable_peer_access(a, b)
 
 
 @pytest.mark.parametrize("operation", ["peer_disable", "pool_set_access"])
-def test_disabling_happens_or_is_undone(faulty, faulty_pair, operation):
-    a, b = faulty_pair
+def test_disabling_happens_or_is_undone(faulty, operation):
+    a, b = ringmem.devices_of(faulty)
     ringmem.enable_peer_access(a, b)
     faulty.fail(operation)
     with pytest.raises(ringmem.DriverError):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ringmem.device.pinned import give_back_pinned, take_pinned
 from ringmem.native.errors import InvalidValueError, NotSupportedError, RingmemError
-from ringmem.native.errors import TimeoutError as WaitTimeoutError
 
 if TYPE_CHECKING:
     from ringmem.device.device import Device
@@ -122,6 +121,6 @@ def _release(device: Device, stream: Stream, block: int, timeout_s: float) -> bo
 def _is_idle_within(stream: Stream, timeout_s: float) -> bool:
     try:
         stream.synchronize(timeout_s)
-    except WaitTimeoutError:
+    except RingmemError:  # the time was up, or the driver failed
         return False
     return True

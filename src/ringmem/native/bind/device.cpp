@@ -9,23 +9,11 @@
 #include <vector>
 
 #include "bind/objects.hpp"
+#include "bind/thread_state.hpp"
 #include "memory/driver_allocators.hpp"
 
 namespace ringmem::bind {
 namespace {
-
-// What `with device.use(allocator)` pushed on this thread, innermost last. The device is only
-// compared, never followed; the `with` statement keeps it.
-struct Override {
-  const NativeDevice* device;
-  std::shared_ptr<Allocator> allocator;
-};
-
-// Entries of a thread that ends inside a `use` are leaked: its destructors run without the GIL.
-std::vector<Override>& overrides() {
-  thread_local auto* stack = new std::vector<Override>;
-  return *stack;
-}
 
 PyObject* allocator_hook = nullptr;  // (object, device) -> Allocator; set once, never freed
 
@@ -90,11 +78,13 @@ void synchronize(NativeDevice& self) {
 }
 
 void push_allocator(NativeDevice& self, nb::handle allocator) {
-  overrides().push_back({&self, allocator_of(allocator, self)});
+  auto native = allocator_of(allocator, self);
+  make_thread_state().allocators.push_back({&self, std::move(native)});
 }
 
 void pop_allocator(NativeDevice& self) {
-  auto& stack = overrides();
+  if (!thread_state) return;
+  auto& stack = thread_state->allocators;
   for (std::size_t i = stack.size(); i-- > 0;) {
     if (stack[i].device != &self) continue;
     auto keep = std::move(stack[i].allocator);  // its destructor may run Python: erase first
@@ -138,9 +128,11 @@ void raise_error(const char* name, const std::string& text) {
 }
 
 const std::shared_ptr<Allocator>& current_allocator(NativeDevice& device) {
-  auto& stack = overrides();
-  for (std::size_t i = stack.size(); i-- > 0;) {
-    if (stack[i].device == &device) return stack[i].allocator;
+  if (thread_state) {
+    auto& stack = thread_state->allocators;
+    for (std::size_t i = stack.size(); i-- > 0;) {
+      if (stack[i].device == &device) return stack[i].allocator;
+    }
   }
   return device.allocator;
 }
@@ -177,7 +169,7 @@ void bind_device(nb::module_& m) {
                    "Allocator: what buffers use on this thread.")
       .def("memory_info", &memory_info, "(free, total) in bytes.")
       .def("synchronize", &synchronize)
-      .def("push_allocator", &push_allocator, nb::arg("allocator"))
+      .def("push_allocator", &push_allocator, nb::arg("allocator").none())
       .def("pop_allocator", &pop_allocator);
   m.def("set_allocator_hook", &set_allocator_hook, nb::arg("hook"),
         nb::sig("def set_allocator_hook(hook: Callable[[object, DeviceBase], Allocator]) -> None"),
