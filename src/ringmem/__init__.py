@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
 
 __version__ = "0.1.0"
 
-# Module -> the public names it gives, which are its `__all__`. Each room adds its entry here and its
-# import above.
+# Module -> the public names it gives, which are its `__all__`. Each room adds its entry here and
+# its import above.
 _MODULES: dict[str, tuple[str, ...]] = {
     "ringmem.device": (
         "Capabilities",
@@ -61,7 +61,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
 }
 _EXPORTS: dict[str, str] = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = list(_EXPORTS)  # noqa: PLE0605
+__all__ = list(_EXPORTS)
 
 
 def __getattr__(name: str) -> Any:

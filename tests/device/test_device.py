@@ -203,9 +203,8 @@ def test_an_attribute_that_the_driver_does_not_know_counts_as_absent(faulty):
 
 def test_devices_are_pickled_by_name(pair):
     assert pickle.loads(pickle.dumps(pair)) == pair
-    with ringmem.simulate(devices=1):
-        with pytest.raises(ringmem.InvalidDeviceError, match="cpu:1"):
-            pickle.loads(pickle.dumps(pair[1]))
+    with ringmem.simulate(devices=1), pytest.raises(ringmem.InvalidDeviceError, match="cpu:1"):
+        pickle.loads(pickle.dumps(pair[1]))
 
 
 def test_synchronize_waits_for_everything():

@@ -24,7 +24,23 @@ def test_sizes_are_read_with_their_units(text, nbytes):
 
 
 @pytest.mark.parametrize(
-    "bad", [-1, "-1", "", "GiB", "1 XB", "1.5", "0.3 KiB", "iB", "1 iB", 1.5, None, True, 1 << 63, "9000 PiB"]
+    "bad",
+    [
+        -1,
+        "-1",
+        "",
+        "GiB",
+        "1 XB",
+        "1.5",
+        "0.3 KiB",
+        "iB",
+        "1 iB",
+        1.5,
+        None,
+        True,
+        1 << 63,
+        "9000 PiB",
+    ],
 )
 def test_what_is_no_size_is_refused_with_name_and_value(bad):
     with pytest.raises(ringmem.InvalidValueError, match="capacity is ") as caught:

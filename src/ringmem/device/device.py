@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from ringmem.device import platforms
 from ringmem.device.capabilities import Capabilities, read_capabilities
@@ -57,6 +57,8 @@ class Device(_native.DeviceBase):
     ('cpu:0', True)
     """
 
+    _default_stream: weakref.ref[Stream] | None = None
+
     def __new__(cls, device: str | Device | None = None) -> Device:
         """Find the device's one object."""
         if device is None:
@@ -75,9 +77,8 @@ class Device(_native.DeviceBase):
     @classmethod
     def _create(cls, driver: _native.Driver, ordinal: int) -> Device:
         """Make the object of a driver's device; `platforms` calls this once for each."""
-        self = cast("Device", super().__new__(cls))
+        self = super().__new__(cls)
         _native.DeviceBase.__init__(self, driver, ordinal)
-        self._default_stream: weakref.ref[Stream] | None = None
         return self
 
     # --- what it is ------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class Device(_native.DeviceBase):
 
     @property
     def compute_capability(self) -> tuple[int, int]:
-        """tuple of int: major and minor."""
+        """Tuple of int: major and minor."""
         return self.capabilities.compute_capability
 
     @property
@@ -137,7 +138,7 @@ class Device(_native.DeviceBase):
     @property
     def default_stream(self) -> Stream:
         """Stream: the legacy default stream, handle 0."""
-        stream = self._default_stream and self._default_stream()
+        stream = self._default_stream() if self._default_stream else None
         if stream is None:
             stream = Stream(self, 0)
             # Weak: the stream holds the device, and native references are no business of the

@@ -1,8 +1,8 @@
-"""The echo test: does a running stream see a store of the host, and the host the stream's answer?
+"""The echo test: whether a running stream and the host see each other's stores.
 
-No kernel is needed. The stream waits for a value in a pinned word and then writes another word; the
-host stores the first and polls for the second. Facts it relies on: `stream_wait_value` waits until
-``*ptr >= value``, and nothing else makes the stream go on.
+No kernel is needed. The stream waits for a value in a pinned word and then writes another word;
+the host stores the first and polls for the second. It relies on `stream_wait_value` waiting until
+``*ptr >= value``, with nothing else to make the stream go on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringmem.device.pinned import give_back_pinned, take_pinned
-from ringmem.native.errors import InvalidValueError, NotSupportedError, RingmemError, TimeoutError
+from ringmem.native.errors import InvalidValueError, NotSupportedError, RingmemError
 
 if TYPE_CHECKING:
     from ringmem.device.device import Device
@@ -121,6 +121,6 @@ def _release(device: Device, stream: Stream, block: int, timeout_s: float) -> bo
 def _is_idle_within(stream: Stream, timeout_s: float) -> bool:
     try:
         stream.synchronize(timeout_s)
-    except TimeoutError:
+    except RingmemError:  # the time was up, or the driver failed
         return False
     return True

@@ -90,8 +90,8 @@ class Event(_native.EventBase):
         """
         super().synchronize(timeout_s)
 
-    def elapsed_ms(self, since: Event) -> float:
-        """Return the device time from `since` to this event, in milliseconds.
+    def elapsed_ms(self, since: _native.EventBase) -> float:
+        """Return the device time from `since`, an earlier event, to this one, in milliseconds.
 
         Both must have been created with ``timing=True``, recorded, and have happened.
 
@@ -122,8 +122,7 @@ class Event(_native.EventBase):
         self.close()
 
     def __repr__(self) -> str:
+        state = "recorded" if self.recorded else "never recorded"
         if self.closed:
             state = "closed"
-        else:
-            state = "recorded" if self.recorded else "never recorded"
         return f"<Event of {self.device.name}, timing={self.timing}, {state}>"

@@ -1,7 +1,7 @@
 """Copies between devices: over the link where there is one, else pipelined through the host.
 
-The plan (:func:`plan_copy`) is a pure value; :func:`copy_peer` acts on it. A staged copy goes through
-two pinned chunks, so that one is filled while the other is emptied.
+The plan (:func:`plan_copy`) is a pure value; :func:`copy_peer` acts on it. A staged copy goes
+through two pinned chunks, so that one is filled while the other is emptied.
 """
 
 from __future__ import annotations

@@ -110,8 +110,10 @@ def simulate(
     ...     ringmem.Device("cpu:1") is simulation.devices[1], ringmem.devices("cpu")
     (True, [Device('cpu:0'), Device('cpu:1')])
     """
-    if isinstance(devices, bool) or not isinstance(devices, int) or not (
-        1 <= devices <= _MAX_DEVICES
+    if (
+        isinstance(devices, bool)
+        or not isinstance(devices, int)
+        or not (1 <= devices <= _MAX_DEVICES)
     ):
         raise InvalidValueError(f"devices is {devices!r}: give 1 to {_MAX_DEVICES}")
     if not (isinstance(latency_s, int | float) and 0 <= latency_s < math.inf):

@@ -66,7 +66,8 @@ class StagingPair:
         Everything is given up even if a part fails; the first failure is raised.
         """
         failure: BaseException | None = None
-        for item in (*self.streams.values(), *self.filled, *self.emptied):
+        owned: list[Stream | Event] = [*self.streams.values(), *self.filled, *self.emptied]
+        for item in owned:
             try:
                 item.close()
             except RingmemError as error:
@@ -150,7 +151,7 @@ def _empty(pair: StagingPair, dst: Endpoint, turn: int, offset: int, nbytes: int
     pair.emptied[turn].record(stream)
 
 
-# --- the idle pairs of each destination, by driver and ordinal of the source -----------------------
+# --- the idle pairs of each destination, by driver and ordinal of the source ---------------------
 
 
 def _idle(dst: Device) -> dict[tuple[int, int], list[StagingPair]]:

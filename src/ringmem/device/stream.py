@@ -266,6 +266,8 @@ def _handle_candidate(stream: object) -> Any:
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         pair = protocol() if callable(protocol) else protocol
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            return None
         version, handle = pair
         if version != 0:
             raise InvalidValueError(

@@ -1,28 +1,19 @@
 // Devices, the allocators that are the driver itself, and the override of a device's allocator
 // for one thread. Python's floor 1 subclasses DeviceBase.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bind/objects.hpp"
+#include "bind/thread_state.hpp"
 #include "memory/driver_allocators.hpp"
 
 namespace ringmem::bind {
 namespace {
-
-// What `with device.use(allocator)` pushed on this thread, innermost last. The device is only
-// compared, never followed; the `with` statement keeps it.
-struct Override {
-  const NativeDevice* device;
-  std::shared_ptr<Allocator> allocator;
-};
-
-// Entries of a thread that ends inside a `use` are leaked: its destructors run without the GIL.
-std::vector<Override>& overrides() {
-  thread_local auto* stack = new std::vector<Override>;
-  return *stack;
-}
 
 PyObject* allocator_hook = nullptr;  // (object, device) -> Allocator; set once, never freed
 
@@ -30,11 +21,12 @@ std::string device_name(Driver& driver, int ordinal) {
   return std::string(driver.platform()) + ":" + std::to_string(ordinal);
 }
 
-// Whether the host may read and write what the device allocates.
+// Whether the host may read and write what the device allocates: a CPU device in the host's own
+// memory, unless it hides that. A GPU's allocations are not for the host even where it could.
 bool host_can_access(Driver& driver, int ordinal) {
   int value = 0;
-  return ok(driver.attribute(ordinal, Attribute::direct_managed_access_from_host, &value)) &&
-         value != 0 && std::string(driver.platform()) == "cpu";
+  return std::string_view(driver.platform()) == "cpu" &&
+         ok(driver.attribute(ordinal, Attribute::integrated, &value)) && value != 0;
 }
 
 std::shared_ptr<Allocator> make_default_allocator(const DriverRef& driver, int ordinal) {
@@ -65,7 +57,7 @@ void init_device(NativeDevice* self, DriverRef driver, int ordinal) {
                           std::move(allocator)};
 }
 
-nb::tuple memory_info(NativeDevice& self) {
+std::pair<std::size_t, std::size_t> memory_info(NativeDevice& self) {
   MemoryInfo info;
   Status status;
   {
@@ -73,7 +65,7 @@ nb::tuple memory_info(NativeDevice& self) {
     status = self.driver->memory_info(self.ordinal, &info);
   }
   check(status, "cuMemGetInfo", "on " + self.name);
-  return nb::make_tuple(info.free, info.total);
+  return {info.free, info.total};
 }
 
 void synchronize(NativeDevice& self) {
@@ -86,11 +78,13 @@ void synchronize(NativeDevice& self) {
 }
 
 void push_allocator(NativeDevice& self, nb::handle allocator) {
-  overrides().push_back({&self, allocator_of(allocator, self)});
+  auto native = allocator_of(allocator, self);
+  make_thread_state().allocators.push_back({&self, std::move(native)});
 }
 
 void pop_allocator(NativeDevice& self) {
-  auto& stack = overrides();
+  if (!thread_state) return;
+  auto& stack = thread_state->allocators;
   for (std::size_t i = stack.size(); i-- > 0;) {
     if (stack[i].device != &self) continue;
     auto keep = std::move(stack[i].allocator);  // its destructor may run Python: erase first
@@ -134,9 +128,11 @@ void raise_error(const char* name, const std::string& text) {
 }
 
 const std::shared_ptr<Allocator>& current_allocator(NativeDevice& device) {
-  auto& stack = overrides();
-  for (std::size_t i = stack.size(); i-- > 0;) {
-    if (stack[i].device == &device) return stack[i].allocator;
+  if (thread_state) {
+    auto& stack = thread_state->allocators;
+    for (std::size_t i = stack.size(); i-- > 0;) {
+      if (stack[i].device == &device) return stack[i].allocator;
+    }
   }
   return device.allocator;
 }
@@ -173,9 +169,10 @@ void bind_device(nb::module_& m) {
                    "Allocator: what buffers use on this thread.")
       .def("memory_info", &memory_info, "(free, total) in bytes.")
       .def("synchronize", &synchronize)
-      .def("push_allocator", &push_allocator, nb::arg("allocator"))
+      .def("push_allocator", &push_allocator, nb::arg("allocator").none())
       .def("pop_allocator", &pop_allocator);
   m.def("set_allocator_hook", &set_allocator_hook, nb::arg("hook"),
+        nb::sig("def set_allocator_hook(hook: Callable[[object, DeviceBase], Allocator]) -> None"),
         "`hook(object, device) -> Allocator` adapts objects that are no native allocator.");
 }
 

@@ -4,23 +4,16 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
-#include <cmath>
+#include <cstdio>
 #include <optional>
-#include <vector>
+#include <string>
 
 #include "bind/objects.hpp"
+#include "bind/thread_state.hpp"
 #include "bind/wait.hpp"
 
 namespace ringmem::bind {
 namespace {
-
-// What `with stream:` pushed on this thread, innermost last. Each entry owns a reference to its
-// Python object, which a thread that ends inside the `with` leaks: destructors have no GIL.
-struct Current {
-  NativeStream* stream;
-  PyObject* object;
-};
-thread_local std::vector<Current> current_streams;
 
 PyObject* stream_hook = nullptr;  // (object, device) -> StreamBase; set once, never freed
 
@@ -153,29 +146,32 @@ void wait_stream(NativeStream& self, NativeStream& other) {
 void push_stream(nb::handle_t<NativeStream> self) {
   NativeStream* stream = nb::inst_ptr<NativeStream>(self);
   check_open(*stream);
-  current_streams.push_back({stream, self.inc_ref().ptr()});
+  make_thread_state().streams.push_back({stream, nb::borrow(self)});
 }
 
 void pop_stream(nb::handle_t<NativeStream> self) {
-  for (std::size_t i = current_streams.size(); i-- > 0;) {
-    if (current_streams[i].object != self.ptr()) continue;
-    current_streams.erase(current_streams.begin() + static_cast<std::ptrdiff_t>(i));
-    self.dec_ref();
+  if (!thread_state) return;
+  auto& stack = thread_state->streams;
+  for (std::size_t i = stack.size(); i-- > 0;) {
+    if (!stack[i].object.is(self)) continue;
+    stack.erase(stack.begin() + static_cast<std::ptrdiff_t>(i));
     return;
   }
 }
 
-const Current* find_current(const NativeDevice& device) {
-  for (std::size_t i = current_streams.size(); i-- > 0;) {
-    if (current_streams[i].stream->device.get() == &device) return &current_streams[i];
+const ThreadState::CurrentStream* find_current(const NativeDevice& device) {
+  if (!thread_state) return nullptr;
+  auto& stack = thread_state->streams;
+  for (std::size_t i = stack.size(); i-- > 0;) {
+    if (stack[i].stream->device.get() == &device) return &stack[i];
   }
   return nullptr;
 }
 
 // None: nothing was pushed, the default stream is current.
 nb::object current_stream(NativeDevice& device) {
-  const Current* entry = find_current(device);
-  return entry ? nb::borrow(entry->object) : nb::none();
+  const auto* entry = find_current(device);
+  return entry ? entry->object : nb::none();
 }
 
 StreamHandle handle_on(NativeStream& stream, const NativeDevice& device) {
@@ -369,8 +365,8 @@ NativeEvent::~NativeEvent() {
 
 StreamHandle stream_of(nb::handle argument, const NativeDevice& device, nb::object* owner) {
   if (argument.is_none()) {
-    const Current* entry = find_current(device);
-    if (owner) *owner = entry ? nb::borrow(entry->object) : nb::none();
+    const auto* entry = find_current(device);
+    if (owner) *owner = entry ? entry->object : nb::none();
     if (!entry) return default_stream;
     check_open(*entry->stream);
     return entry->stream->handle;
@@ -390,6 +386,7 @@ void bind_stream(nb::module_& m) {
   bind_streams(m);
   bind_events(m);
   m.def("current_stream", &current_stream, nb::arg("device"),
+        nb::sig("def current_stream(device: DeviceBase) -> StreamBase | None"),
         "The innermost `with stream:` of the device on this thread; None: the default stream.");
   m.def("stream_handle", [](nb::handle stream, NativeDevice& device) {
     return stream_of(stream, device);
@@ -398,7 +395,9 @@ void bind_stream(nb::module_& m) {
     PyObject* old = stream_hook;
     stream_hook = hook.inc_ref().ptr();
     Py_XDECREF(old);
-  }, nb::arg("hook"), "`hook(object, device) -> StreamBase` adapts other libraries' streams.");
+  }, nb::arg("hook"),
+        nb::sig("def set_stream_hook(hook: Callable[[object, DeviceBase], StreamBase]) -> None"),
+        "`hook(object, device) -> StreamBase` adapts other libraries' streams.");
 }
 
 }  // namespace ringmem::bind

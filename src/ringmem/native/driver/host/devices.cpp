@@ -80,7 +80,7 @@ int value_of(Attribute attribute, int device, const HostConfig& config, bool* kn
   switch (attribute) {
     case Attribute::multiprocessor_count:
       return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-    case Attribute::integrated: return 0;
+    case Attribute::integrated: return !config.strict;  // in the host's own memory
     case Attribute::can_map_host_memory: return 1;
     case Attribute::pci_bus_id: return device;
     case Attribute::pci_device_id: return 0;
