@@ -46,7 +46,8 @@ def small_trace(tmp_path: Path) -> Path:
 def test_version_is_printed() -> None:
     done = ringmem("--version")
     assert done.returncode == 0
-    assert done.stdout.startswith("ringmem 0.")
+    assert done.stdout.startswith("ringmem")
+    assert len(done.stdout.splitlines()) == 1
 
 
 @pytest.mark.parametrize("command", [(), ("info",), ("demo",)])

@@ -134,7 +134,11 @@ def _rmm(kind: str) -> Opener:
         else:
             resource = rmm.mr.CudaAsyncMemoryResource()
             reserved = None
-        own = [Stream() for _ in range(streams)] if streams > 1 else [rmm.pylibrmm.stream.DEFAULT_STREAM]
+        own = (
+            [Stream() for _ in range(streams)]
+            if streams > 1
+            else [rmm.pylibrmm.stream.DEFAULT_STREAM]
+        )
 
         def allocate(nbytes: int, stream: int) -> tuple[int, int]:
             return resource.allocate(nbytes, own[stream]), nbytes
@@ -161,7 +165,9 @@ def _cuda_core(streams: int, capacity: int | None) -> ForeignAllocator:
     device.set_current()
     options = core.DeviceMemoryResourceOptions(max_size=capacity) if capacity is not None else None
     resource = core.DeviceMemoryResource(device, options)
-    own = [device.create_stream() for _ in range(streams)] if streams > 1 else [device.default_stream]
+    own = (
+        [device.create_stream() for _ in range(streams)] if streams > 1 else [device.default_stream]
+    )
     return ForeignAllocator(
         name="cuda.core",
         allocate=lambda nbytes, stream: resource.allocate(nbytes, stream=own[stream]),

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
@@ -65,7 +65,10 @@ def fail(error: object, code: int) -> typer.Exit:
 def show_version(wanted: bool) -> None:
     """Print the version and stop."""
     if wanted:
-        typer.echo(f"ringmem {version('ringmem')}")
+        try:
+            typer.echo(f"ringmem {version('ringmem')}")
+        except PackageNotFoundError:
+            typer.echo("ringmem, run from its sources")
         raise typer.Exit
 
 

@@ -17,7 +17,7 @@ def show(found: dict[str, Any]) -> None:
     console = Console(highlight=False)
     cuda = found["cuda"]
     console.print(
-        f"ringmem {found['ringmem']}, Python {found['python']}, NumPy {found['numpy']}, "
+        f"ringmem {found['ringmem'] or '(run from its sources)'}, Python {found['python']}, NumPy {found['numpy']}, "
         f"CUDA driver {cuda['driver'] or 'none'}"
     )
     console.print(found["system"], style="dim")
@@ -30,20 +30,23 @@ def show(found: dict[str, Any]) -> None:
         console.print()
         _peers(console, found["peers"])
     console.print("\nPackages", style="bold")
-    table = _plain_table()
+    table = _plain_table(2)
     for name, version in found["packages"].items():
         table.add_row(name, version or "not installed")
     console.print(table)
     if found["missing"]:
         console.print("\nNot here", style="bold")
-        table = _plain_table()
+        table = _plain_table(3)
         for entry in found["missing"]:
             table.add_row(entry["what"], entry["for"], entry["how"])
         console.print(table)
 
 
-def _plain_table() -> Table:
-    return Table(box=None, show_header=False, pad_edge=True, padding=(0, 2))
+def _plain_table(columns: int) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=True, padding=(0, 2))
+    for number in range(columns):
+        table.add_column(no_wrap=number == 0, overflow="fold")
+    return table
 
 
 def _device(console: Console, device: dict[str, Any]) -> None:
@@ -52,7 +55,7 @@ def _device(console: Console, device: dict[str, Any]) -> None:
         return
     console.print(f"{device['name']}  {device['product_name']}", style="bold")
     memory, visibility = device["memory"], device["memory_visibility"]
-    table = _plain_table()
+    table = _plain_table(2)
     table.add_row(
         "memory",
         f"{format_nbytes(memory['free'])} free of {format_nbytes(memory['total'])}",

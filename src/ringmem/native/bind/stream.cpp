@@ -375,7 +375,10 @@ StreamHandle stream_of(nb::handle argument, const NativeDevice& device, nb::obje
     if (owner) *owner = nb::borrow(argument);
     return handle_on(*nb::inst_ptr<NativeStream>(argument), device);
   }
-  if (!stream_hook) nb::module_::import_("ringmem.device");
+  if (!stream_hook) {  // floor 1 sets it when it is imported; this floor cannot reach up for it
+    throw InvalidValue("stream is " + std::string(nb::repr(argument).c_str()) +
+                       ": import ringmem.device to use streams of other libraries");
+  }
   nb::object made = nb::handle(stream_hook)(argument, nb::find(device));
   StreamHandle handle = handle_on(*nb::cast<NativeStream*>(made), device);
   if (owner) *owner = std::move(made);
