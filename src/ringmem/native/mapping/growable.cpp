@@ -24,12 +24,6 @@ Growable::~Growable() {
 }
 
 void Growable::resize(std::size_t nbytes, const std::vector<StreamRef>& streams) {
-  process_.require_own("resize");
-  if (nbytes > reserved()) {
-    throw InvalidValue("nbytes: " + std::to_string(nbytes) + " bytes are more than the " +
-                       std::to_string(reserved()) +
-                       " that are reserved; make the buffer with a larger maximum");
-  }
   if (resize_in_place(nbytes)) return;
   if (nbytes < this->nbytes()) shrink(nbytes, streams);
   else grow(nbytes, streams);
@@ -38,6 +32,12 @@ void Growable::resize(std::size_t nbytes, const std::vector<StreamRef>& streams)
 // Growth into what is mapped: a step of the books, and a word to the mapping thread when what is
 // mapped ahead gets low. False when there is more to do.
 bool Growable::resize_in_place(std::size_t nbytes) {
+  process_.require_own("resize");
+  if (nbytes > reserved()) {
+    throw InvalidValue("nbytes: " + std::to_string(nbytes) + " bytes are more than the " +
+                       std::to_string(reserved()) +
+                       " that are reserved; make the buffer with a larger maximum");
+  }
   bool low = false;
   {
     std::lock_guard lock(state_);
@@ -124,8 +124,7 @@ void Growable::map_up_to(std::size_t target) {
             "cuMemSetAccess");
     }
   } catch (...) {
-    const bool undone = end == start || ok(driver.mem_unmap(base + start, end - start)) ||
-                        ok(driver.mem_unmap(base + start, end - start));
+    const bool undone = end == start || ok(unmap(start, end)) || ok(unmap(start, end));
     if (undone) {
       while (segments_.size() > before) segments_.pop_back();
     } else {  // they stay mapped, out of use, until close() takes them off
@@ -139,6 +138,14 @@ void Growable::map_up_to(std::size_t target) {
   ticket.keep();
   std::lock_guard state(state_);
   mapped_ = target;
+}
+
+// After a failure "nothing mapped there" is success: the failed call may have happened.
+Status Growable::unmap(std::size_t start, std::size_t end) noexcept {
+  Status status = driver()->mem_unmap(range_->ptr() + start, end - start);
+  if (unmap_failed_ && gone(status)) status = Status::success;
+  unmap_failed_ = !ok(status);
+  return status;
 }
 
 PhysicalRef Growable::obtain(std::size_t nbytes) {

@@ -42,6 +42,8 @@ class Growable final : public Job, public std::enable_shared_from_this<Growable>
   // Shrinking returns at once: pages go when the work submitted to `streams` so far is over.
   // Throws InvalidValue beyond the reserve and below a pin, and then nothing has changed.
   void resize(std::size_t nbytes, const std::vector<StreamRef>& streams);
+  // The part of that which makes no driver call: false when one is needed. Never waits.
+  bool resize_in_place(std::size_t nbytes);
   // Keeps up to `nbytes` mapped beyond the size, by the mapping thread. 0 turns it off.
   void reserve_ahead(std::size_t nbytes);
   // Grants and revokes for all that is mapped now or later, in one driver call.
@@ -88,12 +90,12 @@ class Growable final : public Job, public std::enable_shared_from_this<Growable>
     bool unmapped = true;  // false: everything is as before
   };
 
-  bool resize_in_place(std::size_t nbytes);
   void grow(std::size_t nbytes, const std::vector<StreamRef>& streams);
   void shrink(std::size_t nbytes, const std::vector<StreamRef>& streams);
   void map_up_to(std::size_t target);                // layout_ held
   Status release_tail() noexcept;                    // layout_ held
   Outcome release_all() noexcept;                    // layout_ held
+  Status unmap(std::size_t start, std::size_t end) noexcept;  // layout_ held
   bool tail_waits() const noexcept;                  // layout_ held
   Progress step_open() noexcept;                     // layout_ held
   Progress step_farewell() noexcept;                 // layout_ held
@@ -112,6 +114,7 @@ class Growable final : public Job, public std::enable_shared_from_this<Growable>
 
   mutable std::mutex layout_;
   std::vector<Segment> segments_;
+  bool unmap_failed_ = false;
 
   mutable std::mutex state_;
   Life life_ = Life::open;

@@ -71,7 +71,7 @@ Status Growable::release_tail() noexcept {
     mapped_ = segments_[first].offset;
   }
   const std::size_t start = segments_[first].offset;
-  Status status = driver()->mem_unmap(range_->ptr() + start, end - start);
+  Status status = unmap(start, end);
   if (!ok(status)) {
     std::lock_guard state(state_);
     mapped_ = end;
@@ -173,7 +173,7 @@ Job::Progress Growable::step_farewell() noexcept {
 Growable::Outcome Growable::release_all() noexcept {
   Outcome outcome;
   if (mapped_ > 0) {
-    outcome.status = driver()->mem_unmap(range_->ptr(), mapped_);
+    outcome.status = unmap(0, mapped_);
     outcome.operation = "cuMemUnmap";
     outcome.unmapped = ok(outcome.status);
     if (!outcome.unmapped) return outcome;

@@ -135,7 +135,9 @@ std::size_t PhysicalMemory::mappings() const noexcept {
 // A failed release keeps the handle: the destructor, or another close(), tries again.
 Status PhysicalMemory::release_locked() noexcept {
   if (handle_ == 0) return Status::success;
-  const Status status = driver_->mem_release(handle_);
+  Status status = driver_->mem_release(handle_);
+  if (release_failed_ && gone(status)) status = Status::success;
+  release_failed_ = !ok(status);
   if (ok(status)) handle_ = 0;
   return status;
 }

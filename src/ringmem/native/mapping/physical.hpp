@@ -14,6 +14,13 @@ namespace ringmem::mapping {
 // The page size for memory like this. `recommended` is the size that maps fastest.
 std::size_t granularity_of(Driver& driver, const PhysicalProps& props, bool recommended = false);
 
+// What a repeated release, unmap or free may answer when the first one failed after it had happened:
+// there is nothing there any more, which is what was wanted.
+constexpr bool gone(Status status) noexcept {
+  return status == Status::success || status == Status::invalid_value ||
+         status == Status::invalid_handle || status == Status::not_mapped;
+}
+
 // Throws DriverError (not supported) for a device without virtual memory management, and for props
 // that it cannot give (export, RDMA, host memory).
 void require_capable(Driver& driver, const PhysicalProps& props);
@@ -69,6 +76,7 @@ class PhysicalMemory {
   std::atomic<bool> closed_{false};
   std::atomic<bool> exported_{false};
   bool imported_ = false;
+  bool release_failed_ = false;
 };
 
 using PhysicalRef = std::shared_ptr<PhysicalMemory>;

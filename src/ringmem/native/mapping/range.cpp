@@ -86,6 +86,7 @@ std::shared_ptr<MappedRange> AddressRange::map(const PhysicalRef& memory, std::s
     return mapped;
   }
   Status undone = in_place ? driver_->mem_unmap(at, nbytes) : Status::success;
+  if (!ok(undone) && gone(driver_->mem_unmap(at, nbytes))) undone = Status::success;
   if (ok(undone)) {
     mapped->closed_.store(true);
     undone = mapped->leave_parents();
@@ -125,7 +126,9 @@ void AddressRange::close() {
 
 Status AddressRange::free_locked() noexcept {
   if (ptr_ == 0) return Status::success;
-  const Status status = driver_->address_free(ptr_, nbytes_);
+  Status status = driver_->address_free(ptr_, nbytes_);
+  if (free_failed_ && gone(status)) status = Status::success;
+  free_failed_ = !ok(status);
   if (ok(status)) ptr_ = 0;
   return status;
 }
@@ -143,7 +146,8 @@ std::size_t AddressRange::mappings() const noexcept {
 MappedRange::~MappedRange() {
   if (closed() || process_.inherited()) return;
   Driver& driver = *range_->driver();
-  if (ok(driver.mem_unmap(ptr_, nbytes())) || ok(driver.mem_unmap(ptr_, nbytes()))) {
+  // Nobody is left to try again, so this does.
+  if (ok(driver.mem_unmap(ptr_, nbytes())) || gone(driver.mem_unmap(ptr_, nbytes()))) {
     return_mappings(1);
     leave_parents();
   }
@@ -174,7 +178,10 @@ void MappedRange::unmap(const std::vector<StreamRef>& streams,
   wait_for(range_->driver(), streams, events);
   std::lock_guard lock(mutex_);
   if (closed()) return;
-  check(range_->driver()->mem_unmap(ptr_, nbytes()), "cuMemUnmap");
+  Status status = range_->driver()->mem_unmap(ptr_, nbytes());
+  if (unmap_failed_ && gone(status)) status = Status::success;
+  unmap_failed_ = !ok(status);
+  check(status, "cuMemUnmap");
   closed_.store(true, std::memory_order_relaxed);
   return_mappings(1);
   check(leave_parents(), "cuMemRelease", "after the mapping was unmapped");

@@ -56,6 +56,7 @@ class AddressRange : public std::enable_shared_from_this<AddressRange> {
   ProcessMark process_;
   mutable std::mutex mutex_;
   std::map<std::size_t, std::size_t> taken_;  // offset -> end, disjoint
+  bool free_failed_ = false;
   std::atomic<bool> closed_{false};
 };
 
@@ -94,6 +95,7 @@ class MappedRange {
   ProcessMark process_;
   mutable std::mutex mutex_;
   std::atomic<bool> closed_{false};
+  bool unmap_failed_ = false;
 };
 
 // Throws for a device that cannot access memory at `owner` (no peer access between the two).

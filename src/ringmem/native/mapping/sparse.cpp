@@ -175,9 +175,17 @@ void Sparse::take_off(PageRun run) noexcept {
   Worker::post(shared_from_this());
 }
 
+// After a failure "nothing mapped there" is success: the failed call may have happened.
+Status Sparse::unmap_pages(PageRun run) noexcept {
+  Status status = driver()->mem_unmap(at(run.first), bytes_of(run));
+  if (unmap_failed_ && gone(status)) status = Status::success;
+  unmap_failed_ = !ok(status);
+  return status;
+}
+
 // Unmaps a run of pages that have memory, in one call. On failure nothing has changed.
 Status Sparse::vacate(PageRun run) noexcept {
-  const Status status = driver()->mem_unmap(at(run.first), bytes_of(run));
+  const Status status = unmap_pages(run);
   if (!ok(status)) return status;
   return_mappings(run.count);
   held_ -= run.count;
@@ -204,7 +212,7 @@ void Sparse::uncover(PageRun run) {
       continue;
     }
     bare_ = true;  // until the run has memory, or map() puts the zeros back
-    check(driver()->mem_unmap(at(i), bytes_of(PageRun{i, stop - i})), "cuMemUnmap");
+    check(unmap_pages(PageRun{i, stop - i}), "cuMemUnmap");
     return_mappings(stop - i);
     for (; i < stop; ++i) pages_[i].zero = false;
   }
@@ -247,7 +255,8 @@ Status Sparse::cover_with_zeros() noexcept {
     if (ok(status)) {
       for (; i < stop; ++i) pages_[i].zero = true;
     } else {
-      if (done > 0) driver()->mem_unmap(at(run.first), bytes_of(PageRun{run.first, done}));
+      const PageRun begun{run.first, done};
+      if (done > 0 && !ok(unmap_pages(begun))) unmap_pages(begun);
       bare_ = true;
       if (ok(first)) first = status;
       i = stop;

@@ -85,6 +85,7 @@ class Sparse final : public Job, public std::enable_shared_from_this<Sparse> {
   // All of these with mutex_ held; none blocks.
   void map_run(PageRun run);
   void take_off(PageRun run) noexcept;
+  Status unmap_pages(PageRun run) noexcept;
   Status vacate(PageRun run) noexcept;
   void set_state(const std::vector<PageRun>& runs, PageState state) noexcept;
   Status cover_with_zeros() noexcept;
@@ -114,6 +115,7 @@ class Sparse final : public Job, public std::enable_shared_from_this<Sparse> {
   std::vector<PhysicalRef> free_;
   std::size_t held_ = 0;     // pages with memory of their own
   std::size_t mapped_ = 0;   // of these, not leaving
+  bool unmap_failed_ = false;
   bool bare_ = false;        // some page may have to be covered with zeros
   Life life_ = Life::open;
   Status worker_status_ = Status::success;

@@ -134,7 +134,7 @@ Status Sparse::release_all() noexcept {
       ++i;
       continue;
     }
-    const Status status = driver()->mem_unmap(at(i), bytes_of(PageRun{i, stop - i}));
+    const Status status = unmap_pages(PageRun{i, stop - i});
     if (!ok(status)) {
       recount();
       return status;
