@@ -1,0 +1,68 @@
+#include "mapping/guard.hpp"
+
+namespace ringmem::mapping {
+
+bool device_is_lost(Status status) noexcept {
+  switch (status) {
+    case Status::deinitialized:
+    case Status::invalid_context:
+    case Status::illegal_address:
+    case Status::misaligned_address:
+    case Status::launch_failed:
+    case Status::context_is_destroyed:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::shared_ptr<Guard> Guard::record(DriverRef driver, const std::vector<StreamRef>& streams) {
+  auto guard = std::make_shared<Guard>(driver);
+  guard->events_.reserve(streams.size());
+  for (const StreamRef& stream : streams) {
+    EventRef event{stream.device, 0};
+    check(driver->event_create(stream.device, EventFlags{}, &event.event), "cuEventCreate");
+    guard->events_.push_back(event);
+    const Status status = driver->event_record(stream.device, event.event, stream.stream);
+    if (!ok(status) && !device_is_lost(status)) throw DriverError(status, "cuEventRecord");
+  }
+  return guard;
+}
+
+Guard::~Guard() {
+  for (const EventRef& event : events_) driver_->event_destroy(event.device, event.event);
+}
+
+bool Guard::done() noexcept {
+  if (done_.load(std::memory_order_acquire)) return true;
+  RelaxedCapture relaxed(*driver_);
+  for (const EventRef& event : events_) {
+    const Status status = driver_->event_query(event.device, event.event);
+    if (!ok(status) && !device_is_lost(status)) return false;
+  }
+  done_.store(true, std::memory_order_release);
+  return true;
+}
+
+Status Guard::wait() noexcept {
+  if (done_.load(std::memory_order_acquire)) return Status::success;
+  RelaxedCapture relaxed(*driver_);
+  for (const EventRef& event : events_) {
+    const Status status = driver_->event_synchronize(event.device, event.event);
+    if (!ok(status) && !device_is_lost(status)) return status;
+  }
+  done_.store(true, std::memory_order_release);
+  return Status::success;
+}
+
+void wait_for(const DriverRef& driver, const std::vector<StreamRef>& streams,
+              const std::vector<EventRef>& events) {
+  if (!streams.empty()) check(Guard::record(driver, streams)->wait(), "cuEventSynchronize");
+  RelaxedCapture relaxed(*driver);
+  for (const EventRef& event : events) {
+    const Status status = driver->event_synchronize(event.device, event.event);
+    if (!ok(status) && !device_is_lost(status)) throw DriverError(status, "cuEventSynchronize");
+  }
+}
+
+}  // namespace ringmem::mapping

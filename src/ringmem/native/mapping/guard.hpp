@@ -1,0 +1,75 @@
+// Waiting for work that may still use pages. Unmapping memory that a kernel uses is a fault, so
+// pages go only after events recorded on the streams that use them are done. Waiting is on the
+// host, in the relaxed capture mode (so that a capture on another stream is not spoiled), and never
+// on a whole device (which would wait for persistent kernels).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "driver/driver.hpp"
+
+namespace ringmem::mapping {
+
+struct StreamRef {
+  int device = 0;
+  StreamHandle stream = default_stream;
+};
+
+struct EventRef {
+  int device = 0;
+  EventHandle event = 0;
+};
+
+// The calling thread is in the relaxed capture mode while this lives.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(Driver& driver) noexcept : driver_(driver) {
+    changed_ = ok(driver_.relax_capture(true, &previous_));
+  }
+  ~RelaxedCapture() {
+    bool ignored = false;
+    if (changed_ && !previous_) driver_.relax_capture(false, &ignored);
+  }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  Driver& driver_;
+  bool previous_ = false;
+  bool changed_ = false;
+};
+
+// A device in this state runs nothing any more, so nothing uses its memory either.
+bool device_is_lost(Status status) noexcept;
+
+// The work submitted to some streams up to one moment: one event a stream, owned.
+class Guard {
+ public:
+  // Throws DriverError; then no event is left behind.
+  static std::shared_ptr<Guard> record(DriverRef driver, const std::vector<StreamRef>& streams);
+
+  explicit Guard(DriverRef driver) noexcept : driver_(std::move(driver)) {}
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+  ~Guard();
+
+  // True when the work is over, also because its device was lost. False as long as it runs, and
+  // while the driver cannot tell (the pages then stay mapped).
+  bool done() noexcept;
+  // Blocks until the work is over: hold no lock and not the GIL.
+  Status wait() noexcept;
+
+ private:
+  DriverRef driver_;
+  std::vector<EventRef> events_;
+  std::atomic<bool> done_{false};
+};
+
+// Blocks until the work submitted to `streams` so far, and that before `events`, is over. A lost
+// device counts as over. Throws DriverError.
+void wait_for(const DriverRef& driver, const std::vector<StreamRef>& streams,
+              const std::vector<EventRef>& events);
+
+}  // namespace ringmem::mapping

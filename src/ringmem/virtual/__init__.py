@@ -1,0 +1,41 @@
+"""Floor 3: address ranges, physical memory, mappings, growable and sparse buffers, sharing."""
+
+from __future__ import annotations
+
+import atexit
+
+from ringmem.native import _native
+from ringmem.virtual.growable import GrowableBuffer
+from ringmem.virtual.locations import Access, HostNode
+from ringmem.virtual.primitives import (
+    AddressRange,
+    MappedRange,
+    PhysicalMemory,
+    allocation_granularity,
+)
+from ringmem.virtual.settings import (
+    live_mappings,
+    mapping_limit,
+    recycle_limit,
+    set_recycle_limit,
+)
+from ringmem.virtual.sparse import SparseBuffer
+
+__all__ = [
+    "Access",
+    "AddressRange",
+    "GrowableBuffer",
+    "HostNode",
+    "MappedRange",
+    "PhysicalMemory",
+    "SparseBuffer",
+    "allocation_granularity",
+    "live_mappings",
+    "mapping_limit",
+    "recycle_limit",
+    "set_recycle_limit",
+]
+
+# The mapping thread starts with the first work there is for it; joining one that never started
+# costs nothing.
+atexit.register(_native.stop_mapping_thread)

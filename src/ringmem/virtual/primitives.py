@@ -1,0 +1,472 @@
+"""Address ranges, physical memory and mappings: the driver's own terms, owned and checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ringmem.buffers import DeviceBuffer
+from ringmem.device import Device
+from ringmem.native import _native
+from ringmem.native.errors import InvalidValueError
+from ringmem.virtual.locations import (
+    Access,
+    AccessMap,
+    HostNode,
+    access_name,
+    checked_nbytes,
+    device_and_location,
+    plain_grants,
+    plain_location,
+    plain_work,
+)
+from ringmem.virtual.views import borrow
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import numpy.typing as npt
+
+__all__ = ["AddressRange", "MappedRange", "PhysicalMemory", "allocation_granularity"]
+
+
+def allocation_granularity(
+    place: Device | HostNode | str | None = None, recommended: bool = False
+) -> int:
+    """Return the page size of virtual memory, in bytes.
+
+    Parameters
+    ----------
+    place : Device, HostNode or str, optional
+        Where the memory would live; by default the default device.
+    recommended : bool, optional
+        The size that maps fastest, instead of the smallest.
+
+    Raises
+    ------
+    NotSupportedError
+        The device has no virtual memory management.
+
+    Examples
+    --------
+    >>> from ringmem.virtual import allocation_granularity
+    >>> allocation_granularity("cpu") % 4096
+    0
+    """
+    device, location = device_and_location(place)
+    return _native.allocation_granularity(device, location, recommended)
+
+
+class PhysicalMemory:
+    """Physical memory that may be mapped, several times and for several devices.
+
+    Made by :meth:`create` or :meth:`import_fd`. It is released when it is closed (or collected)
+    and its last mapping is gone, in any order. Callable from any thread; nothing here waits for
+    device work.
+
+    Examples
+    --------
+    >>> from ringmem.virtual import AddressRange, PhysicalMemory
+    >>> memory = PhysicalMemory.create("cpu", 1)
+    >>> with AddressRange.reserve("cpu", 2 * memory.nbytes) as addresses:
+    ...     first = addresses.map(memory)
+    ...     second = addresses.map(memory, offset=memory.nbytes, access={"cpu": "read"})
+    >>> memory.close()
+    >>> first.unmap(), second.unmap()
+    (None, None)
+    """
+
+    def __init__(self, core: _native.PhysicalMemory, device: Device) -> None:
+        self._core = core
+        self._device = device
+
+    @classmethod
+    def create(
+        cls,
+        place: Device | HostNode | str | None,
+        nbytes: int,
+        *,
+        shareable: bool = True,
+        rdma: bool = False,
+    ) -> PhysicalMemory:
+        """Create physical memory on a device or a NUMA node of the host.
+
+        Parameters
+        ----------
+        place : Device, HostNode, str or None
+            Where it lives; None is the default device.
+        nbytes : int
+            Bytes, rounded up to whole pages: `nbytes` of the result says how many there are.
+        shareable : bool, optional
+            It can be exported as a file descriptor. Cannot be changed later.
+        rdma : bool, optional
+            It can be used for GPUDirect RDMA. Cannot be changed later.
+
+        Raises
+        ------
+        InvalidValueError
+            `nbytes` is not positive, or too large to be an amount of memory.
+        NotSupportedError
+            The device has no virtual memory management, or cannot do what was asked for.
+        OutOfMemoryError
+            The device has not that much.
+        """
+        device, location = device_and_location(place)
+        nbytes = checked_nbytes(nbytes, 1, "nbytes")
+        core = _native.PhysicalMemory.create(device, nbytes, location, shareable, rdma)
+        return cls(core, device)
+
+    @classmethod
+    def import_fd(
+        cls, fd: int, nbytes: int, place: Device | HostNode | str | None = None
+    ) -> PhysicalMemory:
+        """Take a share in memory that another process, or this one, exported.
+
+        Parameters
+        ----------
+        fd : int
+            What :meth:`export_fd` gave, or a copy that came over a Unix socket. It stays the
+            caller's: close it when you like, the memory lives on.
+        nbytes : int
+            The exact size of the memory (`nbytes` of the exporting object).
+        place : Device, HostNode, str or None, optional
+            Where the memory lives.
+
+        Raises
+        ------
+        InvalidValueError
+            `fd` is no descriptor, or `nbytes` is no multiple of the granularity.
+        DriverError
+            The descriptor is not one of exported memory.
+        """
+        device, location = device_and_location(place)
+        nbytes = checked_nbytes(nbytes, 1, "nbytes")
+        return cls(_native.PhysicalMemory.import_fd(device, fd, nbytes, location), device)
+
+    def export_fd(self) -> int:
+        """Return a new file descriptor of the memory; it is the caller's to close.
+
+        Every descriptor, in whatever process it ends up, keeps the memory alive.
+
+        Raises
+        ------
+        NotSupportedError
+            It was created with ``shareable=False``.
+        ClosedError
+            The memory is closed.
+        """
+        return self._core.export_fd()
+
+    @property
+    def device(self) -> Device:
+        """Device: the one whose driver made the memory."""
+        return self._device
+
+    @property
+    def handle(self) -> int:
+        """int: the driver's handle; valid until the memory is released."""
+        return self._core.handle
+
+    @property
+    def nbytes(self) -> int:
+        """int: bytes, whole pages."""
+        return self._core.nbytes
+
+    @property
+    def shareable(self) -> bool:
+        """bool: it can be exported."""
+        return self._core.shareable
+
+    @property
+    def mappings(self) -> int:
+        """int: live mappings of the memory in this process."""
+        return self._core.mappings
+
+    @property
+    def closed(self) -> bool:
+        """bool: closed; live mappings still use the memory."""
+        return self._core.closed
+
+    def close(self) -> None:
+        """Release the memory, now or when its last mapping goes. Idempotent.
+
+        Raises
+        ------
+        DriverError
+            The driver failed to release it; a second call tries again.
+        """
+        self._core.close()
+
+    def __enter__(self) -> PhysicalMemory:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self.closed else ""
+        return f"<PhysicalMemory {self.nbytes} bytes of {self._device.name}{closed}>"
+
+
+class AddressRange:
+    """Reserved addresses, with nothing behind them until memory is mapped.
+
+    Made by :meth:`reserve`. The addresses are freed when the range is closed (or collected) and
+    its last mapping is gone, in any order. Callable from any thread; nothing here waits for
+    device work. For an example see :class:`PhysicalMemory`.
+    """
+
+    def __init__(self, core: _native.AddressRange, device: Device) -> None:
+        self._core = core
+        self._device = device
+
+    @classmethod
+    def reserve(
+        cls, device: Device | str | None, nbytes: int, alignment: int = 0
+    ) -> AddressRange:
+        """Reserve addresses.
+
+        Parameters
+        ----------
+        device : Device, str or None
+            A device of the driver that will map; all its devices may be given access later.
+        nbytes : int
+            Bytes, rounded up to whole pages.
+        alignment : int, optional
+            A power of two, or 0 for the page size.
+
+        Raises
+        ------
+        InvalidValueError
+            `nbytes` is not positive or too large, or `alignment` is no power of two.
+        NotSupportedError
+            The device has no virtual memory management.
+        OutOfMemoryError
+            There are no such addresses left.
+        """
+        device = Device(device)
+        nbytes = checked_nbytes(nbytes, 1, "nbytes")
+        if alignment < 0:
+            raise InvalidValueError(f"alignment is {alignment}: use 0 or a power of two")
+        return cls(_native.AddressRange.reserve(device, nbytes, alignment), device)
+
+    def map(
+        self, physical: PhysicalMemory, offset: int = 0, access: AccessMap | None = None
+    ) -> MappedRange:
+        """Map all of a physical memory, and grant access to it.
+
+        Parameters
+        ----------
+        physical : PhysicalMemory
+            Of the same driver.
+        offset : int, optional
+            Bytes from the start of the range, a multiple of `granularity`.
+        access : dict, optional
+            Device, :class:`HostNode` or ``"host"`` → ``"none"``, ``"read"`` or ``"readwrite"``.
+            By default the range's device reads and writes.
+
+        Raises
+        ------
+        InvalidValueError
+            `offset` is no multiple of the granularity, reaches beyond the range, or overlaps what
+            is mapped.
+        NotSupportedError
+            A device cannot access the memory (no peer access).
+        OutOfMemoryError
+            The process has as many mappings as it may; see :func:`mapping_limit`.
+        """
+        if offset < 0:
+            raise InvalidValueError(f"offset is {offset}: give 0 or more bytes")
+        grants = plain_grants(access, self._device)
+        return MappedRange(self._core.map(physical._core, offset, grants), self, physical)
+
+    @property
+    def device(self) -> Device:
+        """Device: the one given to :meth:`reserve`."""
+        return self._device
+
+    @property
+    def ptr(self) -> int:
+        """int: the first address."""
+        return self._core.ptr
+
+    @property
+    def nbytes(self) -> int:
+        """int: bytes reserved, whole pages."""
+        return self._core.nbytes
+
+    @property
+    def granularity(self) -> int:
+        """int: the page size, in bytes."""
+        return self._core.granularity
+
+    @property
+    def mappings(self) -> int:
+        """int: live mappings in the range."""
+        return self._core.mappings
+
+    @property
+    def closed(self) -> bool:
+        """bool: closed; live mappings still use the addresses."""
+        return self._core.closed
+
+    def close(self) -> None:
+        """Free the addresses, now or when the last mapping goes. Idempotent.
+
+        Raises
+        ------
+        DriverError
+            The driver failed to free them; a second call tries again.
+        """
+        self._core.close()
+
+    def __enter__(self) -> AddressRange:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        at = "closed" if self.closed else f"at {self.ptr:#x}"
+        return f"<AddressRange {self.nbytes} bytes of {self._device.name}, {at}>"
+
+
+class MappedRange:
+    """Physical memory at an address. Made by :meth:`AddressRange.map`.
+
+    It keeps its address range and its physical memory. When it is collected without
+    :meth:`unmap`, it is unmapped at once: work that still uses it then fails, so call
+    :meth:`unmap` with the streams that use it.
+    """
+
+    def __init__(
+        self, core: _native.MappedRange, addresses: AddressRange, physical: PhysicalMemory
+    ) -> None:
+        self._core = core
+        self._range = addresses
+        self._physical = physical
+        self._views = 0
+
+    def set_access(self, access: AccessMap) -> None:
+        """Change who may access the memory here, in one driver call.
+
+        Parameters
+        ----------
+        access : dict
+            As for :meth:`AddressRange.map`; places that are not named keep what they have.
+
+        Raises
+        ------
+        NotSupportedError
+            A device cannot access the memory (no peer access).
+        ClosedError
+            It is unmapped.
+        """
+        self._core.set_access(plain_grants(access, self._range.device))
+
+    def get_access(self, place: Device | HostNode | str) -> Access:
+        """Return what a device, a node or ``"host"`` may do with the memory here."""
+        location = plain_location(place, self._range.device)
+        return access_name(self._core.get_access(location))
+
+    def unmap(self, streams: object = None) -> None:
+        """Wait for work, then unmap. Idempotent.
+
+        Parameters
+        ----------
+        streams : stream-like, Event, or a list of them, optional
+            What may use the memory: the host waits for the work submitted so far, with the GIL
+            released, and for nothing else of the device. By default the thread's current stream
+            of the device; ``[]`` waits for nothing.
+
+        Raises
+        ------
+        InvalidValueError
+            A view of it is alive.
+        DriverError
+            The driver failed; the memory is still mapped, and a second call tries again.
+        """
+        if self._views:
+            raise InvalidValueError(f"{self._views} views of the mapping are alive: drop them first")
+        if self.closed:
+            return
+        plain, events = plain_work(streams, self._range.device)
+        self._core.unmap(plain, events)
+
+    def view(
+        self, shape: int | tuple[int, ...] | None = None, dtype: npt.DTypeLike = "uint8"
+    ) -> DeviceBuffer:
+        """Return the memory, or its beginning, as a buffer. The mapping stays as long as it lives.
+
+        Parameters
+        ----------
+        shape : int or tuple of int, optional
+            By default as many elements as fit.
+        dtype : dtype, optional
+            By default bytes.
+        """
+        return borrow(
+            ptr=self.ptr,
+            limit=self.nbytes,
+            shape=shape,
+            dtype=dtype,
+            device=self._range.device,
+            hold=_Hold(self),
+        )
+
+    @property
+    def range(self) -> AddressRange:
+        """AddressRange: where it is mapped."""
+        return self._range
+
+    @property
+    def physical(self) -> PhysicalMemory:
+        """PhysicalMemory: what is mapped."""
+        return self._physical
+
+    @property
+    def ptr(self) -> int:
+        """int: the first address."""
+        return self._core.ptr
+
+    @property
+    def nbytes(self) -> int:
+        """int: bytes mapped."""
+        return self._core.nbytes
+
+    @property
+    def offset(self) -> int:
+        """int: bytes from the start of the range."""
+        return self._core.offset
+
+    @property
+    def closed(self) -> bool:
+        """bool: it is unmapped."""
+        return self._core.closed
+
+    def __repr__(self) -> str:
+        at = "unmapped" if self.closed else f"at {self.ptr:#x}"
+        return f"<MappedRange {self.nbytes} bytes of {self._range.device.name}, {at}>"
+
+
+class _Hold:
+    """One view of a mapping, for as long as this lives."""
+
+    def __init__(self, mapping: MappedRange) -> None:
+        self._mapping: Any = None
+        mapping._core.ptr  # noqa: B018 - raises ClosedError
+        mapping._views += 1
+        self._mapping = mapping
+
+    def __del__(self) -> None:
+        if self._mapping is not None:
+            self._mapping._views -= 1
