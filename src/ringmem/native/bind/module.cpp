@@ -3,6 +3,8 @@
 
 NB_MODULE(_native, m) {
   using namespace ringmem::bind;
+  // Enumerations and default arguments live as long as the interpreter; that is no leak to report.
+  nb::set_leak_warnings(false);
   m.doc() = "The native floor of ringmem. Not an API: use the package.";
   bind_errors(m);
   bind_allocation(m);
