@@ -6,9 +6,10 @@ namespace ringmem::host {
 namespace {
 
 // Addresses a heap reserves for memory of which `capacity` bytes can be live: enough that their
-// fragmentation never decides.
+// fragmentation does not decide, and not all there are (128 TiB).
 constexpr std::uint64_t span_for(std::uint64_t capacity) noexcept {
-  return round_up(4 * capacity, std::uint64_t{32} << 20);
+  const std::uint64_t spare = std::min(3 * capacity, std::uint64_t{2} << 40);
+  return round_up(capacity + spare, std::uint64_t{32} << 20);
 }
 
 std::uint64_t thread_number() noexcept {

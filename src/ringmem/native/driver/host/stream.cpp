@@ -116,7 +116,11 @@ bool Stream::perform(Task& task) noexcept {
   }
   if (task.due != Clock::time_point{} && !sleep_until(task.due)) return false;
   if (!task.work || engine_->faulted()) return true;
-  const Status status = task.work();
+  Status status = Status::unknown;
+  try {
+    status = task.work();
+  } catch (...) {  // out of host memory in the middle of something: nothing is certain any more
+  }
   if (status == Status::deinitialized) return false;
   if (!ok(status)) engine_->set_fault(status);
   return true;
