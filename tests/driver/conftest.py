@@ -5,6 +5,7 @@ a capability that the test asks for by name (`Kit.require`), never a silent skip
 from __future__ import annotations
 
 import ctypes
+import shutil
 import subprocess
 import sys
 import time
@@ -264,3 +265,88 @@ def run_peer(kit: Kit) -> RunPeer:
         )
 
     return run
+
+
+# --- a driver library of our own, for a machine without CUDA -------------------------------------
+
+FAKE_SOURCE = Path(__file__).with_name("fake_cuda.c")
+FAKE_VARIABLES = ("VERSION", "DEVICES", "INIT", "MISSING", "FAIL", "STATUS")
+
+Compile = Callable[..., Path]
+MakeFake = Callable[..., "Fake"]
+
+
+@pytest.fixture(scope="session")
+def compile_fake(tmp_path_factory: pytest.TempPathFactory) -> Compile:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the fake driver with")
+    folder = tmp_path_factory.mktemp("fake_cuda")
+
+    def build(*flags: str) -> Path:
+        library = folder / f"lib{'_'.join(flags).replace('-D', '') or 'cuda'}.so"
+        if not library.exists():
+            command = [compiler, "-shared", "-fPIC", *flags, "-o", str(library), str(FAKE_SOURCE)]
+            subprocess.run(command, check=True)
+        return library
+
+    return build
+
+
+class Fake:
+    """The fake library as the process sees it, and a driver on it."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RINGMEM_CUDA_LIBRARY", str(path))
+        for name in FAKE_VARIABLES:
+            monkeypatch.delenv(f"FAKE_CUDA_{name}", raising=False)
+        self.path = path
+        self.monkeypatch = monkeypatch
+        self.library = ctypes.CDLL(str(path))
+        self.retained = (ctypes.c_int * 8).in_dll(self.library, "fake_retained")
+        self.released = (ctypes.c_int * 8).in_dll(self.library, "fake_released")
+        self.last_arguments = (ctypes.c_uint64 * 8).in_dll(self.library, "fake_last")
+        for counters in (self.retained, self.released, self.last_arguments):
+            ctypes.memset(counters, 0, ctypes.sizeof(counters))
+        for name in ("fake_pushes", "fake_pops", "fake_asked_too_new"):
+            self.int(name).value = 0
+
+    def int(self, name: str) -> ctypes.c_int:
+        return ctypes.c_int.in_dll(self.library, name)
+
+    def last(self, count: int) -> list[int]:
+        return list(self.last_arguments)[:count]
+
+    def driver(self, **settings: object) -> native.CudaDriver:
+        for name, value in settings.items():
+            self.monkeypatch.setenv(f"FAKE_CUDA_{name.upper()}", str(value))
+        return native.CudaDriver()
+
+    def fail(self, function: str, status: native.Status) -> None:
+        self.monkeypatch.setenv("FAKE_CUDA_FAIL", function)
+        self.monkeypatch.setenv("FAKE_CUDA_STATUS", str(status.value))
+
+    def current(self) -> int:
+        context = ctypes.c_size_t(99)
+        self.library.cuCtxGetCurrent(ctypes.byref(context))
+        return context.value
+
+    def push(self, context: int) -> None:
+        self.library.cuCtxPushCurrent(ctypes.c_size_t(context))
+
+    def pop(self) -> None:
+        self.library.cuCtxPopCurrent(ctypes.byref(ctypes.c_size_t()))
+
+
+@pytest.fixture
+def make_fake(compile_fake: Compile, monkeypatch: pytest.MonkeyPatch) -> MakeFake:
+    """A library compiled with these flags."""
+    return lambda *flags: Fake(compile_fake(*flags), monkeypatch)
+
+
+@pytest.fixture
+def fake(make_fake: MakeFake) -> Iterator[Fake]:
+    fake = make_fake()
+    yield fake
+    while fake.current():
+        fake.pop()

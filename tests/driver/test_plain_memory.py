@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ def test_blocks_are_aligned_and_do_not_overlap(kit: Kit) -> None:
     sizes = [1, 100, 256, 5000, MiB, 7]
     blocks = sorted((kit.alloc(nbytes), nbytes) for nbytes in sizes)
     assert all(ptr % 256 == 0 for ptr, _ in blocks)
-    for (ptr, nbytes), (next_ptr, _) in zip(blocks, blocks[1:], strict=False):
+    for (ptr, nbytes), (next_ptr, _) in itertools.pairwise(blocks):
         assert ptr + nbytes <= next_ptr
 
 
@@ -55,11 +56,9 @@ def test_more_than_there_is_is_out_of_memory_and_costs_nothing(kit: Kit) -> None
 
 
 def test_running_out_is_real_and_ends_with_a_free(host: Kit) -> None:
-    blocks = []
+    blocks = [host.driver.mem_alloc(0, 100 * MiB) for _ in range(10)]
     with pytest.raises(OutOfMemoryError):
-        while True:
-            blocks.append(host.driver.mem_alloc(0, 100 * MiB))
-    assert len(blocks) == 10  # of 1 GiB
+        host.driver.mem_alloc(0, 100 * MiB)  # of 1 GiB
     host.driver.mem_free(0, blocks.pop())
     blocks.append(host.driver.mem_alloc(0, 100 * MiB))
     for block in blocks:
@@ -121,11 +120,10 @@ def test_write_combined_memory_can_be_written_by_the_host(kit: Kit) -> None:
 
 def test_pinned_size_0_is_an_invalid_value_or_nothing(kit: Kit) -> None:
     try:
-        ptr = kit.driver.host_alloc(0, 0)
+        made = kit.driver.host_alloc(0, 0)
     except DriverError as error:
-        assert error.code == Status.invalid_value.value
-    else:
-        assert ptr == 0
+        made = error.code
+    assert made in (0, Status.invalid_value.value)
 
 
 def test_host_free_of_something_else_is_an_invalid_value(kit: Kit) -> None:

@@ -40,7 +40,8 @@ std::shared_ptr<HostDriver> host_driver_of(const std::string& config, const nb::
   for (const auto& [key, value] : settings) {
     nb::object plain = nb::borrow(value);
     if (nb::isinstance<nb::bool_>(value)) plain = nb::int_(plain);
-    text += "," + nb::cast<std::string>(key) + "=" + nb::cast<std::string>(nb::str(plain));
+    text.append(",").append(nb::cast<std::string>(key));
+    text.append("=").append(nb::cast<std::string>(nb::str(plain)));
   }
   return new_host_driver(parse_host_config(text));
 }
