@@ -72,10 +72,16 @@ Spec spec_of(nb::handle shape, nb::handle dtype);
 // Where a buffer's memory lives; `host` is pageable memory of somebody else.
 enum class MemoryKind : std::uint8_t { device, pinned, managed, host };
 
-// A stream and the object that keeps its handle valid; `owner` is null for a default stream.
+// A stream and the object that keeps its handle valid; `owner` is null for a default stream, which
+// every device has under the same handle.
 struct StreamRef {
   StreamHandle handle = default_stream;
   nb::object owner;
+  NativeDevice* device = nullptr;  // kept by the owner, or by the buffer that holds this
+
+  bool same_as(const StreamRef& other) const noexcept {
+    return handle == other.handle && device == other.device;
+  }
 
   bool closed() const;  // its owner was closed: the handle must not be used any more
 };
@@ -175,7 +181,7 @@ struct Request {
 nb::handle buffer_type(MemoryKind kind);
 // A Python device object for None, a Device or a name. With None: the stream's, else the default.
 nb::object device_of(nb::handle argument, nb::handle stream);
-StreamRef stream_ref(nb::handle argument, const NativeDevice& device);
+StreamRef stream_ref(nb::handle argument, NativeDevice& device);
 // Fills `buffer`, which is fresh, from a request.
 void allocate_into(Buffer& buffer, MemoryKind kind, const Request& request);
 // "DeviceBuffer (2, 3) float32 on cuda:0", for messages.
@@ -187,7 +193,7 @@ bool restore_python_error() noexcept;
 nb::object place_of_call();
 
 void bind_buffer_class(nb::module_& m, nb::class_<Buffer>& cls);
-void bind_buffer_factory(nb::module_& m);
+void bind_buffer_factory(nb::module_& m, nb::class_<Buffer>& cls);
 void bind_buffer_copy(nb::module_& m, nb::class_<Buffer>& cls);
 void bind_buffer_view(nb::module_& m, nb::class_<Buffer>& cls);
 void bind_buffer_export(nb::module_& m, nb::class_<Buffer>& cls);

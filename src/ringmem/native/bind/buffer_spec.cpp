@@ -131,7 +131,7 @@ CacheEntry& slot_of(PyObject* key) {
 }
 
 PyObject* numpy_dtype_class() {
-  static PyObject* cls = nb::module_::import_("numpy").attr("dtype").release().ptr();
+  static PyObject* cls = nb::object(nb::module_::import_("numpy").attr("dtype")).release().ptr();
   return cls;
 }
 
