@@ -88,6 +88,15 @@ bool StreamRef::closed() const {
          nb::inst_ptr<NativeStream>(owner)->closed.load(std::memory_order_acquire);
 }
 
+StreamRef order_of(nb::handle stream, Buffer& lead) {
+  if (!stream.is_none()) return stream_ref(stream, *lead.device);
+  const StreamRef& own = lead.memory().stream;
+  if (own.closed()) [[unlikely]] {
+    throw Closed("the stream of " + describe(lead) + " is closed: give another as stream");
+  }
+  return own;
+}
+
 std::string describe(const Buffer& buffer) {
   std::string text = buffer_type(buffer.kind).is_valid()
                          ? nb::cast<std::string>(nb::str(buffer_type(buffer.kind).attr("__name__")))
@@ -281,13 +290,41 @@ DevicePtr open_ptr(const Buffer& self) {
   return self.ptr;
 }
 
-nb::object stream_of_buffer(const Buffer& self) {
-  return self.memory().stream.owner.is_valid() ? self.memory().stream.owner : nb::none();
+nb::tuple stream_pair(const StreamRef& stream) {
+  return nb::make_tuple(stream.handle, stream.owner.is_valid() ? stream.owner : nb::none());
 }
 
-nb::object owned_by(const Buffer& self) {
+nb::object owner_of(const Buffer& self) {
   if (self.root) return self.root_object;
   return self.owner.is_valid() ? self.owner : nb::none();
+}
+
+nb::list uses_of(const Buffer& self) {
+  nb::list streams;
+  for (const StreamRef& stream : self.streams_in_use()) {
+    streams.append(nb::make_tuple(stream.device->ordinal, stream.handle));
+  }
+  return streams;
+}
+
+// A consumer's stream waits, on the device, for all work on the buffer so far.
+void let_wait(Buffer& self, NativeDevice& device, StreamHandle handle) {
+  Use use(self);
+  StreamRef consumer;
+  consumer.handle = handle;
+  consumer.device = &device;
+  for (const StreamRef& stream : self.streams_in_use()) {
+    if (!stream.same_as(consumer)) check(wait_on_device(consumer, stream), "cuStreamWaitEvent");
+  }
+}
+
+void note_stream(Buffer& self, nb::handle_t<NativeStream> stream) {
+  NativeStream& native = *nb::inst_ptr<NativeStream>(stream);
+  StreamRef used;
+  used.handle = native.handle;
+  used.owner = nb::borrow(stream);
+  used.device = native.device.get();
+  self.note_use(used);
 }
 
 void synchronize_uses(Buffer& self) {
@@ -337,28 +374,34 @@ void bind_buffer_class(nb::module_& m, nb::class_<Buffer>& cls) {
       .def_ro("device", &Buffer::device_object, "Device: whose memory it is, or who may reach it.")
       .def_ro("readonly", &Buffer::read_only, "bool: the memory must not be written.")
       .def_prop_ro("is_view", [](const Buffer& self) { return self.root != nullptr; },
-                   "bool: the memory belongs to another buffer.")
-      .def_prop_ro("_kind", [](const Buffer& self) { return static_cast<int>(self.kind); })
-      .def_prop_ro("_owner", &owned_by)
-      .def_prop_ro("_uses", &Buffer::uses)
-      .def_prop_ro("_place", [](const Buffer& self) {
-        return self.place ? self.place : nb::none();
-      })
-      .def_prop_ro("_stream_handle",
-                   [](const Buffer& self) { return self.memory().stream.handle; })
-      .def_prop_ro("_stream_owner", &stream_of_buffer)
-      .def_prop_ro("_streams_in_use", [](const Buffer& self) {
-        nb::list handles;
-        for (const StreamRef& stream : self.streams_in_use()) handles.append(stream.handle);
-        return handles;
-      })
-      .def_prop_ro("_root_ptr", [](const Buffer& self) { return self.memory().ptr; })
-      .def_prop_ro("_root_nbytes", [](const Buffer& self) { return self.memory().nbytes; })
-      .def_prop_rw("_host_only", [](const Buffer& self) { return self.memory().host_only.load(); },
-                   [](Buffer& self, bool value) { self.memory().host_only.store(value); })
-      .def("_synchronize_uses", &synchronize_uses)
-      .def("_check_device_may_use", &Buffer::check_device_may_use);
-  static_cast<void>(m);
+                   "bool: the memory belongs to another buffer.");
+  m.def("buffer_kind", [](const Buffer& self) { return static_cast<int>(self.kind); },
+        nb::arg("buffer"), "0 device, 1 pinned, 2 managed, 3 pageable memory of somebody else.");
+  m.def("buffer_owner", &owner_of, nb::arg("buffer"), "What keeps a view or borrowed memory.");
+  m.def("buffer_uses", &Buffer::uses, nb::arg("buffer"), "Live views and exports; -1 when closed.");
+  m.def("buffer_place", [](const Buffer& self) { return self.place ? self.place : nb::none(); },
+        nb::arg("buffer"), "(file, line) of the allocation when tracking is on, else None.");
+  m.def("buffer_stream", [](const Buffer& self) { return stream_pair(self.memory().stream); },
+        nb::arg("buffer"), "(handle, Stream or None): where allocation and free are ordered.");
+  m.def("buffer_order", [](Buffer& self, nb::handle stream) {
+    return stream_pair(order_of(stream, self));
+  }, nb::arg("buffer"), nb::arg("stream").none(), "(handle, Stream or None) for work on the buffer.");
+  m.def("buffer_streams_in_use", &uses_of, nb::arg("buffer"),
+        "(device ordinal, handle) of streams whose work may touch the memory.");
+  m.def("buffer_root", [](const Buffer& self) {
+    return nb::make_tuple(self.memory().ptr, self.memory().nbytes);
+  }, nb::arg("buffer"), "(ptr, nbytes) of the memory that a view is a part of.");
+  m.def("buffer_note_use", &note_stream, nb::arg("buffer"), nb::arg("stream"),
+        "Work on a stream of any device uses the memory: freeing waits for it.");
+  m.def("buffer_synchronize", &synchronize_uses, nb::arg("buffer"),
+        "Blocks until all work on the buffer is done.");
+  m.def("buffer_let_wait", &let_wait, nb::arg("buffer"), nb::arg("device"), nb::arg("handle"),
+        "The stream waits, on the device, for all work on the buffer so far.");
+  m.def("buffer_host_only", [](const Buffer& self) { return self.memory().host_only.load(); },
+        nb::arg("buffer"));
+  m.def("buffer_set_host_only", [](Buffer& self, bool on) { self.memory().host_only.store(on); },
+        nb::arg("buffer"), nb::arg("on"), "Device work on the buffer is refused while on.");
+  m.def("buffer_check_device_may_use", &Buffer::check_device_may_use, nb::arg("buffer"));
 }
 
 }  // namespace ringmem::bind

@@ -182,6 +182,8 @@ nb::handle buffer_type(MemoryKind kind);
 // A Python device object for None, a Device or a name. With None: the stream's, else the default.
 nb::object device_of(nb::handle argument, nb::handle stream);
 StreamRef stream_ref(nb::handle argument, NativeDevice& device);
+// The stream for work on `lead`: without an argument, the buffer's own.
+StreamRef order_of(nb::handle stream, Buffer& lead);
 // Fills `buffer`, which is fresh, from a request.
 void allocate_into(Buffer& buffer, MemoryKind kind, const Request& request);
 // "DeviceBuffer (2, 3) float32 on cuda:0", for messages.
@@ -195,8 +197,8 @@ nb::object place_of_call();
 void bind_buffer_class(nb::module_& m, nb::class_<Buffer>& cls);
 void bind_buffer_factory(nb::module_& m, nb::class_<Buffer>& cls);
 void bind_buffer_copy(nb::module_& m, nb::class_<Buffer>& cls);
-void bind_buffer_view(nb::module_& m, nb::class_<Buffer>& cls);
-void bind_buffer_export(nb::module_& m, nb::class_<Buffer>& cls);
+void bind_buffer_view(nb::class_<Buffer>& cls);
+void bind_buffer_export(nb::module_& m);
 void bind_buffer_dlpack(nb::module_& m);
 void bind_buffer_allocators(nb::module_& m);
 

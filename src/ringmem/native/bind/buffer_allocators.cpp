@@ -164,9 +164,9 @@ void bind_buffer(nb::module_& m) {
                          "Memory with a shape and a dtype; base of the classes of "
                          "ringmem.buffers.");
   bind_buffer_class(m, cls);
-  bind_buffer_view(m, cls);
+  bind_buffer_view(cls);
   bind_buffer_copy(m, cls);
-  bind_buffer_export(m, cls);
+  bind_buffer_export(m);
   bind_buffer_factory(m, cls);
   bind_buffer_dlpack(m);
   bind_buffer_allocators(m);

@@ -62,16 +62,6 @@ bool is_direct(const Buffer& a, const Buffer& b) {
   return a.kind != MemoryKind::device || b.kind != MemoryKind::device;
 }
 
-// Without `stream` the work goes where the buffer's own does.
-StreamRef order_of(nb::handle stream, Buffer& lead) {
-  if (!stream.is_none()) return stream_ref(stream, *lead.device);
-  const StreamRef& own = lead.memory().stream;
-  if (own.closed()) [[unlikely]] {
-    throw Closed("the stream of " + describe(lead) + " is closed: give another as stream");
-  }
-  return own;
-}
-
 void copy_direct(Buffer& dst, Buffer& src, Buffer& lead, nb::handle stream) {
   const StreamRef order = order_of(stream, lead);
   dst.check_device_may_use();
@@ -225,15 +215,9 @@ void fill_bytes(Buffer& self, nb::bytes pattern, nb::handle stream) {
 
 void bind_buffer_copy(nb::module_& m, nb::class_<Buffer>& cls) {
   cls.def("copy_from", &copy_from, nb::arg("source"), nb::arg("stream").none() = nb::none())
-      .def("copy_to", &copy_to, nb::arg("target"), nb::arg("stream").none() = nb::none())
-      .def("_fill_bytes", &fill_bytes, nb::arg("pattern"), nb::arg("stream").none() = nb::none())
-      .def("_order", [](Buffer& self, nb::handle stream) {
-        const StreamRef order = order_of(stream, self);
-        return nb::make_tuple(order.handle, order.owner.is_valid() ? order.owner : nb::none());
-      }, nb::arg("stream").none(), "(handle, owner) of the stream that work on the buffer is for.")
-      .def("_note_use", [](Buffer& self, nb::handle stream) {
-        self.note_use(order_of(stream, self));
-      }, nb::arg("stream").none());
+      .def("copy_to", &copy_to, nb::arg("target"), nb::arg("stream").none() = nb::none());
+  m.def("buffer_fill", &fill_bytes, nb::arg("buffer"), nb::arg("pattern"),
+        nb::arg("stream").none() = nb::none(), "Every element becomes these bytes.");
   m.def("set_copy_hook", [](nb::callable hook) {
     Py_XDECREF(std::exchange(general_copy, hook.inc_ref().ptr()));
   }, nb::arg("hook"), "`hook(target, source, stream)` copies what the native path does not.");

@@ -3,6 +3,7 @@
 // under it.
 #include "bind/buffer.hpp"
 
+#include <atomic>
 #include <string>
 #include <utility>
 
@@ -17,13 +18,21 @@ struct Hold {
   }
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;
-  ~Hold() { buffer().drop_use(); }
+  ~Hold() { release(); }
+
+  // Idempotent. A host view is never released before it dies: an array may still look at it.
+  void release() noexcept {
+    if (!released_.exchange(true)) buffer().drop_use();
+  }
 
   Buffer& buffer() const { return *nb::inst_ptr<Buffer>(object); }
 
   nb::object object;
   bool host_readable;
   bool read_only;
+
+ private:
+  std::atomic<bool> released_{false};
 };
 
 int get_bytes(PyObject* self, Py_buffer* view, int flags) {
@@ -112,15 +121,20 @@ PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_type
                               {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
                               {0, nullptr}};
 
-void bind_buffer_export(nb::module_& m, nb::class_<Buffer>& cls) {
+void bind_buffer_export(nb::module_& m) {
   nb::class_<Hold>(m, "Hold", nb::type_slots(hold_slots),
                    "Keeps a buffer from being closed for as long as it lives.")
-      .def_prop_ro("buffer", [](const Hold& self) { return self.object; });
-  cls.def("_host_array", &host_array, nb::arg("read_only"))
-      .def("_hold", [](nb::handle_t<Buffer> self) {
-        return nb::cast(new Hold(self, false, true), nb::rv_policy::take_ownership);
-      })
-      .def_prop_ro("_host_readable", &host_can_read);
+      .def_prop_ro("buffer", [](const Hold& self) { return self.object; })
+      .def("__enter__", [](nb::handle_t<Hold> self) { return nb::borrow(self); })
+      .def("__exit__", [](Hold& self, nb::handle, nb::handle, nb::handle) {
+        if (!self.host_readable) self.release();
+      }, nb::arg("type").none(), nb::arg("value").none(), nb::arg("traceback").none());
+  m.def("buffer_host_array", &host_array, nb::arg("buffer"), nb::arg("read_only"),
+        "An ndarray over the memory; waits for nothing.");
+  m.def("buffer_hold", [](nb::handle_t<Buffer> self) {
+    return nb::cast(new Hold(self, false, true), nb::rv_policy::take_ownership);
+  }, nb::arg("buffer"), "One use of the buffer, for as long as the answer lives.");
+  m.def("buffer_host_readable", &host_can_read, nb::arg("buffer"));
 }
 
 }  // namespace ringmem::bind

@@ -170,8 +170,7 @@ nb::object reshape(nb::handle_t<Buffer> self, nb::args args) {
 
 }  // namespace
 
-void bind_buffer_view(nb::module_& m, nb::class_<Buffer>& cls) {
-  static_cast<void>(m);
+void bind_buffer_view(nb::class_<Buffer>& cls) {
   cls.def("__getitem__", &get_item, nb::arg("index"))
       .def("__len__", [](const Buffer& self) {
         if (self.shape.ndim() == 0) raise_error("InvalidValueError", describe(self) + " has no len");
