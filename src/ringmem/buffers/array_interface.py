@@ -14,9 +14,8 @@ from ringmem.native.errors import InvalidValueError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ringmem.device import Stream
-
     from ringmem.buffers.base import Buffer
+    from ringmem.device import Stream
 
 __all__ = ["borrow_array_interface", "describe"]
 
@@ -88,10 +87,10 @@ def borrow_array_interface(
 
 
 def _dtype_of(interface: Mapping[str, Any]) -> np.dtype[Any]:
-    dtype = np.dtype(interface["typestr"])
+    dtype: np.dtype[Any] = np.dtype(interface["typestr"])
     descr = interface.get("descr")
     if dtype.kind == "V" and descr is not None and len(descr) > 0 and descr[0][0]:
-        return np.dtype([tuple(field) for field in descr])
+        dtype = np.dtype([tuple(field) for field in descr])
     return dtype
 
 

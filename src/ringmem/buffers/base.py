@@ -71,7 +71,7 @@ class Buffer(_native.BufferBase):
 
         @property
         def shape(self) -> tuple[int, ...]:
-            """tuple of int: extents."""
+            """Tuple of int: extents."""
 
         def __enter__(self) -> Self: ...
 
@@ -276,9 +276,7 @@ class Buffer(_native.BufferBase):
             self._wait_for_host()
         return array
 
-    def __array__(
-        self, dtype: DTypeLike | None = None, copy: bool | None = None
-    ) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the memory as an array where the host can read it; blocks for pending work.
 
         Raises

@@ -85,7 +85,8 @@ def _extension_dtype(name: str) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError:
         raise InvalidValueError(f"the tensor is {name}: install ml_dtypes to read it") from None
-    return np.dtype(getattr(ml_dtypes, name))
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
 
 
 def element_bytes(value: object, dtype: DTypeLike) -> bytes:

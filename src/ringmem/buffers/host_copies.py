@@ -84,7 +84,7 @@ def _check_pair(buffer: Buffer, array: NDArray[Any], said: str) -> None:
 
 
 def _check_overlap(buffer: Buffer, array: NDArray[Any]) -> None:
-    low, high = np.lib.array_utils.byte_bounds(array) if _HAS_ARRAY_UTILS else np.byte_bounds(array)
+    low, high = _byte_bounds(array)
     if low < buffer.ptr + buffer.nbytes and buffer.ptr < high:
         raise InvalidValueError(
             f"source and target overlap: the array is at {low:#x} to {high:#x}, inside {buffer!r}; "
@@ -92,7 +92,13 @@ def _check_overlap(buffer: Buffer, array: NDArray[Any]) -> None:
         )
 
 
-_HAS_ARRAY_UTILS = hasattr(np.lib, "array_utils")  # NumPy 2
+def _byte_bounds(array: NDArray[Any]) -> tuple[int, int]:
+    """Return the first address and the one behind the last of an array with elements."""
+    low = high = _address(array)
+    for extent, stride in zip(array.shape, array.strides, strict=True):
+        span = (extent - 1) * stride
+        low, high = low + min(span, 0), high + max(span, 0)
+    return low, high + array.itemsize
 
 
 def _address(array: NDArray[Any]) -> int:
@@ -129,8 +135,8 @@ def _submit(
     for rows in plan.rows:
         inside = (packed + rows.packed_offset, rows.width)
         outside = (host + rows.host_offset, rows.pitch)
-        ends = (*inside, *outside) if into_buffer else (*outside, *inside)
-        driver.copy_2d_async(ordinal, *ends, rows.width, rows.height, handle)
+        dst, src = (inside, outside) if into_buffer else (outside, inside)
+        driver.copy_2d_async(ordinal, *dst, *src, rows.width, rows.height, handle)
 
 
 def _outlives_copy(buffer: Buffer, array: NDArray[Any], stream: object | None) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["UnifiedBuffer"]
 
 _ATTACH = {
-    "global": _native.ManagedAttach.global_,
+    "global": _native.ManagedAttach["global_"],
     "host": _native.ManagedAttach.host,
     "single": _native.ManagedAttach.single,
 }
@@ -104,9 +104,7 @@ class UnifiedBuffer(Buffer):
             return
         if handle is None:
             handle, _ = _native.buffer_order(self, None)
-        self.device.driver.stream_attach(
-            self.device.ordinal, handle, ptr, nbytes, _ATTACH[mode]
-        )
+        self.device.driver.stream_attach(self.device.ordinal, handle, ptr, nbytes, _ATTACH[mode])
 
     def _wait_for_host(self) -> None:
         raise NotSupportedError(

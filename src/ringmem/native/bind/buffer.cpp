@@ -99,7 +99,7 @@ StreamRef order_of(nb::handle stream, Buffer& lead) {
 
 std::string describe(const Buffer& buffer) {
   std::string text = buffer_type(buffer.kind).is_valid()
-                         ? nb::cast<std::string>(nb::str(buffer_type(buffer.kind).attr("__name__")))
+                         ? std::string(nb::str(buffer_type(buffer.kind).attr("__name__")).c_str())
                          : "buffer";
   text += " " + buffer.shape.text();
   if (buffer.dtype) text += " " + std::string(nb::str(buffer.dtype).c_str());
@@ -337,7 +337,7 @@ void synchronize_uses(Buffer& self) {
       RelaxedCapture relaxed(*stream.device->driver);
       status = stream.device->driver->stream_synchronize(stream.device->ordinal, stream.handle);
     }
-    check(status, "cuStreamSynchronize", "for the host to read " + describe(self));
+    if (!ok(status)) check(status, "cuStreamSynchronize", "for the host to read " + describe(self));
   }
 }
 

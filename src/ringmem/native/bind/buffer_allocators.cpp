@@ -115,7 +115,15 @@ ManagedAttach attach_of(const std::string& name) {
   throw InvalidValue("attach is '" + name + "': give 'global', 'host' or 'single'");
 }
 
-// --- what the reaper could not do ----------------------------------------------------------------
+// --- the reaper's news for Python ----------------------------------------------------------------
+
+// The reaper's thread never takes the GIL: at exit that would end the process badly. It asks the
+// main thread instead; what finds that queue full is done at the next occasion.
+
+int collect_done(void*) {
+  Reaper::instance().collect();
+  return 0;
+}
 
 // The text of a warning; the main thread makes it.
 int warn_from_main(void* text) {
@@ -125,16 +133,39 @@ int warn_from_main(void* text) {
 }
 
 void report_lost(const std::string& what, Status status) {
-  if (!nb::is_alive()) return;
   auto text = std::make_unique<std::string>(what + " failed: " + status_name(status) +
                                             "; the memory is lost to this process");
   if (Py_AddPendingCall(warn_from_main, text.get()) == 0) text.release();
 }
 
+// How long the end of Python waits for releases under way; a persistent kernel holds up some for ever.
+constexpr double exit_wait_s = 0.2;
+
+void retire_reaper() {
+  Reaper& reaper = Reaper::instance();
+  bool done;
+  {
+    nb::gil_scoped_release release;
+    done = reaper.flush(exit_wait_s);
+  }
+  reaper.retire();
+  reaper.collect();
+  if (!done) nb::set_leak_warnings(false);  // jobs that still wait hold Python objects
+}
+
+void connect_reaper() {
+  Reaper::Hooks hooks;
+  hooks.done = [] { Py_AddPendingCall(collect_done, nullptr); };
+  hooks.failed = report_lost;
+  Reaper::instance().set_hooks(hooks);
+  nb::module_::import_("atexit").attr("register")(
+      nb::cpp_function(&retire_reaper));
+}
+
 }  // namespace
 
 void bind_buffer_allocators(nb::module_& m) {
-  Reaper::instance().set_failure_hook(report_lost);
+  connect_reaper();
   nb::class_<PythonAllocator, Allocator>(m, "PythonAllocator", "A Python object as an Allocator.");
   nb::class_<PinnedAllocator, Allocator>(m, "PinnedAllocator", "Page-locked memory of the driver.")
       .def("__init__", [](PinnedAllocator* self, NativeDevice& device, bool write_combined) {
@@ -149,8 +180,13 @@ void bind_buffer_allocators(nb::module_& m) {
   m.def("python_allocator", &adapt, nb::arg("object"), nb::arg("device"),
         "An object with allocate(nbytes, stream) and deallocate(ptr, nbytes, stream), adapted.");
   m.def("flush_reaper", [](double timeout_s) {
-    nb::gil_scoped_release release;
-    return Reaper::instance().flush(timeout_s);
+    bool done;
+    {
+      nb::gil_scoped_release release;
+      done = Reaper::instance().flush(timeout_s);
+    }
+    Reaper::instance().collect();
+    return done;
   }, nb::arg("timeout_s") = -1.0,
         "Waits for releases that the reaper has; False when the time was up. Negative: no limit.");
   m.def("reaper_pending", [] { return Reaper::instance().pending(); },

@@ -84,7 +84,7 @@ int get_typed_buffer(PyObject* self, Py_buffer* view, int flags) {
     Buffer& buffer = *nb::inst_ptr<Buffer>(self);
     buffer.check_open();
     require_host_readable(buffer);
-    const char kind = nb::cast<std::string>(buffer.dtype.attr("kind"))[0];
+    const char kind = nb::str(buffer.dtype.attr("kind")).c_str()[0];
     if (kind == 'M' || kind == 'm') {
       throw InvalidValue("the buffer protocol has no format for " +
                          std::string(nb::str(buffer.dtype).c_str()) + ": use view(\"i8\")");
@@ -125,7 +125,8 @@ void bind_buffer_export(nb::module_& m) {
   nb::class_<Hold>(m, "Hold", nb::type_slots(hold_slots),
                    "Keeps a buffer from being closed for as long as it lives.")
       .def_prop_ro("buffer", [](const Hold& self) { return self.object; })
-      .def("__enter__", [](nb::handle_t<Hold> self) { return nb::borrow(self); })
+      .def("__enter__", [](nb::handle_t<Hold> self) { return nb::borrow(self); },
+           nb::sig("def __enter__(self) -> Hold"))
       .def("__exit__", [](Hold& self, nb::handle, nb::handle, nb::handle) {
         if (!self.host_readable) self.release();
       }, nb::arg("type").none(), nb::arg("value").none(), nb::arg("traceback").none());
@@ -133,7 +134,8 @@ void bind_buffer_export(nb::module_& m) {
         "An ndarray over the memory; waits for nothing.");
   m.def("buffer_hold", [](nb::handle_t<Buffer> self) {
     return nb::cast(new Hold(self, false, true), nb::rv_policy::take_ownership);
-  }, nb::arg("buffer"), "One use of the buffer, for as long as the answer lives.");
+  }, nb::arg("buffer"), nb::sig("def buffer_hold(buffer: BufferBase) -> Hold"),
+        "One use of the buffer, for as long as the answer lives.");
   m.def("buffer_host_readable", &host_can_read, nb::arg("buffer"));
 }
 

@@ -6,8 +6,6 @@
 #include <nanobind/stl/shared_ptr.h>
 
 #include <cstddef>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "memory/host_allocators.hpp"
@@ -204,20 +202,12 @@ nb::object borrow_memory(int kind, DevicePtr ptr, nb::handle shape, nb::handle d
 
 // --- page-locking memory that exists -------------------------------------------------------------
 
-// The owner is a Python object that the reaper's thread lets go of, without the GIL: the main
-// thread is asked to do it.
-int drop_reference(void* object) {
-  Py_DECREF(static_cast<PyObject*>(object));
-  return 0;
-}
-
+// The owner as the native side holds it.
 std::shared_ptr<void> hold(nb::handle object) {
   return std::shared_ptr<void>(object.inc_ref().ptr(), [](void* held) {
     if (!nb::is_alive()) return;
-    // The queue is short and drained by the main thread; what finds it full stays alive.
-    for (int i = 0; i < 100 && Py_AddPendingCall(drop_reference, held) != 0; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    nb::gil_scoped_acquire gil;
+    Py_DECREF(static_cast<PyObject*>(held));
   });
 }
 

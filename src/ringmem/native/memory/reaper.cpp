@@ -56,6 +56,10 @@ void Reaper::start_locked() {
 void Reaper::post(ReaperJob&& job) {
   {
     std::lock_guard lock(mutex_);
+    if (retired_) {
+      const ReaperJob dropped = std::move(job);
+      return;
+    }
     start_locked();
     queue_.push_back(std::move(job));
     ++pending_;
@@ -81,9 +85,20 @@ bool Reaper::flush(double timeout_s) {
   return done_.wait_for(lock, std::chrono::duration_cast<Clock::duration>(span), enough);
 }
 
-void Reaper::set_failure_hook(FailureHook hook) noexcept {
+std::deque<ReaperJob> Reaper::collect() {
   std::lock_guard lock(mutex_);
-  hook_ = hook;
+  return std::exchange(done_jobs_, {});
+}
+
+void Reaper::retire() noexcept {
+  std::lock_guard lock(mutex_);
+  retired_ = true;
+  hooks_ = {};
+}
+
+void Reaper::set_hooks(Hooks hooks) noexcept {
+  std::lock_guard lock(mutex_);
+  hooks_ = hooks;
 }
 
 // An event that fails is a device that failed: nothing is left to wait for.
@@ -107,12 +122,9 @@ void Reaper::execute(ReaperJob& job) noexcept {
   }
   // A driver that is already shut down has released everything itself.
   if (ok(status) || status == Status::deinitialized) return;
-  FailureHook hook;
-  {
-    std::lock_guard lock(mutex_);
-    hook = hook_;
-  }
-  if (hook) hook(job.what, status);
+  // The lock stays: taking the hooks away must wait for one that runs. Neither calls us back.
+  std::lock_guard lock(mutex_);
+  if (hooks_.failed) hooks_.failed(job.what, status);
 }
 
 void Reaper::loop() {
@@ -137,12 +149,16 @@ void Reaper::loop() {
         continue;
       }
       execute(*job);
-      job = waiting.erase(job);
       ++finished;
-      std::lock_guard lock(mutex_);
-      --pending_;
-      ++finished_;
-      done_.notify_all();
+      {
+        std::lock_guard lock(mutex_);
+        done_jobs_.push_back(std::move(*job));
+        if (hooks_.done) hooks_.done();
+        --pending_;
+        ++finished_;
+        done_.notify_all();
+      }
+      job = waiting.erase(job);
     }
     pause = finished ? Clock::duration(shortest_pause) : std::min<Clock::duration>(pause * 2, longest_pause);
   }

@@ -43,9 +43,20 @@ class Reaper {
   // Waits until what was posted so far is done; false when the time is up first. Hold no GIL.
   bool flush(double timeout_s);
 
-  // Called from the reaper's thread for a release that failed for good. Set once, by the binding.
-  using FailureHook = void (*)(const std::string& what, Status status);
-  void set_failure_hook(FailureHook hook) noexcept;
+  // What a job holds may only be let go of where its owner says (Python objects: under the GIL),
+  // so done jobs are kept until somebody destroys what this returns.
+  std::deque<ReaperJob> collect();
+
+  // For the end of the process, which releases everything by itself: from now on jobs are dropped
+  // where they are posted, and nobody is called.
+  void retire() noexcept;
+
+  // Both are called from the reaper's thread. Set once, by the binding.
+  struct Hooks {
+    void (*done)() = nullptr;  // there is something to collect
+    void (*failed)(const std::string& what, Status status) = nullptr;  // for good
+  };
+  void set_hooks(Hooks hooks) noexcept;
 
  private:
   Reaper();
@@ -61,7 +72,9 @@ class Reaper {
   std::size_t pending_ = 0;
   std::size_t finished_ = 0;  // jobs done since the start, in any order
   int pid_ = 0;               // of the process that runs the thread; a forked child has none
-  FailureHook hook_ = nullptr;
+  std::deque<ReaperJob> done_jobs_;
+  Hooks hooks_;
+  bool retired_ = false;
 };
 
 }  // namespace ringmem
