@@ -186,6 +186,37 @@ TEST(a_half_written_slot_of_a_killed_producer_is_written_again) {
   CHECK(out == one);
 }
 
+TEST(an_end_tells_a_peer_that_closed_from_one_that_is_yet_to_come) {
+  RingMemory ring(4, 56);
+  const auto batch = messages(0, 2, 56);
+  std::array<std::byte, 2 * 56> out{};
+  {
+    Producer producer(ring.view);
+    CHECK(!producer.consumer_closed());  // none was there yet
+    CHECK_EQ(producer.send(batch.data(), 2), 2u);
+    producer.close();
+  }
+  {
+    Consumer consumer(ring.view);
+    CHECK(consumer.producer_closed());  // and left two messages
+    CHECK_EQ(consumer.receive(out.data(), 2), 2u);
+    consumer.close();
+  }
+  Consumer consumer(ring.view);
+  CHECK(!consumer.producer_closed());  // that one is of the past
+  Producer producer(ring.view);
+  CHECK(!producer.consumer_closed());
+  producer.close();
+  CHECK(consumer.producer_closed());
+  Producer next(ring.view);
+  CHECK(!consumer.producer_closed());
+  Producer killed(ring.view);
+  CHECK_EQ(ring.view.producer->session, 7u);
+  consumer.close();
+  CHECK(killed.consumer_closed());
+  CHECK_EQ(layout::next_session(~u32{0}), 1u);
+}
+
 TEST(nonsense_in_the_consumers_index_stops_the_producer) {
   for (const u64 nonsense : {u64{7}, u64{1} << 40, ~u64{0}, u64{1}}) {
     RingMemory ring(4, 56);
