@@ -23,7 +23,7 @@ using namespace ringmem::ring;
 using namespace std::chrono_literals;
 
 // The fork test starts a thread in the child, which ThreadSanitizer refuses by default.
-extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
+extern "C" [[gnu::visibility("default")]] const char* __tsan_default_options() { return "die_after_fork=0"; }
 
 namespace {
 
