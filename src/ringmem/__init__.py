@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from ringmem.buffers import *  # noqa: F403
     from ringmem.device import *  # noqa: F403
     from ringmem.native.errors import *  # noqa: F403
+    from ringmem.native.layouts import *  # noqa: F403
+    from ringmem.ring import *  # noqa: F403
 
 __version__ = "0.1.0"
 
@@ -62,6 +64,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "ringmem.native.errors": (
         "AllocationFailedError",
         "ClosedError",
+        "CorruptedError",
         "DoubleFreeError",
         "DriverError",
         "InvalidDeviceError",
@@ -71,6 +74,20 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "OutOfMemoryError",
         "RingmemError",
         "TimeoutError",
+    ),
+    "ringmem.native.layouts": (
+        "CacheLineAligned",
+        "ControlBlock",
+        "TelemetryBuffer",
+        "aligned_empty",
+        "aligned_zeros",
+    ),
+    "ringmem.ring": (
+        "Consumer",
+        "Producer",
+        "Ring",
+        "poll_interval_us",
+        "set_poll_interval_us",
     ),
 }
 _EXPORTS: dict[str, str] = {name: module for module, names in _MODULES.items() for name in names}

@@ -23,7 +23,7 @@ using namespace ringmem::ring;
 using namespace std::chrono_literals;
 
 // The fork test starts a thread in the child, which ThreadSanitizer refuses by default.
-extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
+extern "C" [[gnu::visibility("default")]] const char* __tsan_default_options() { return "die_after_fork=0"; }
 
 namespace {
 
@@ -184,6 +184,37 @@ TEST(a_half_written_slot_of_a_killed_producer_is_written_again) {
   Consumer consumer(ring.view);
   CHECK_EQ(consumer.receive(out.data(), 1), 1u);
   CHECK(out == one);
+}
+
+TEST(an_end_tells_a_peer_that_closed_from_one_that_is_yet_to_come) {
+  RingMemory ring(4, 56);
+  const auto batch = messages(0, 2, 56);
+  std::array<std::byte, 2 * 56> out{};
+  {
+    Producer producer(ring.view);
+    CHECK(!producer.consumer_closed());  // none was there yet
+    CHECK_EQ(producer.send(batch.data(), 2), 2u);
+    producer.close();
+  }
+  {
+    Consumer consumer(ring.view);
+    CHECK(consumer.producer_closed());  // and left two messages
+    CHECK_EQ(consumer.receive(out.data(), 2), 2u);
+    consumer.close();
+  }
+  Consumer consumer(ring.view);
+  CHECK(!consumer.producer_closed());  // that one is of the past
+  Producer producer(ring.view);
+  CHECK(!producer.consumer_closed());
+  producer.close();
+  CHECK(consumer.producer_closed());
+  Producer next(ring.view);
+  CHECK(!consumer.producer_closed());
+  Producer killed(ring.view);
+  CHECK_EQ(ring.view.producer->session, 7u);
+  consumer.close();
+  CHECK(killed.consumer_closed());
+  CHECK_EQ(layout::next_session(~u32{0}), 1u);
 }
 
 TEST(nonsense_in_the_consumers_index_stops_the_producer) {

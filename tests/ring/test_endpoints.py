@@ -241,6 +241,21 @@ def test_an_end_that_closes_tells_the_other():
     assert "closed" in repr(consumer)
 
 
+def test_ends_may_come_and_go():
+    with Ring("u8", 4) as ring:
+        for lap in range(3):
+            producer = ring.producer()
+            producer.send(lap)
+            producer.close()
+            consumer = ring.consumer()
+            assert consumer.recv().tolist() == [lap]
+            with pytest.raises(errors.ClosedError, match="producer closed"):
+                consumer.recv()
+            consumer.close()
+        consumer = ring.consumer()
+        assert not consumer.wait(0.01)  # for the next producer, not the last
+
+
 def test_closing_ends_a_wait_in_another_thread():
     producer, consumer = ends("u8", 4)
     caught = []

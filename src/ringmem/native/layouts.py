@@ -24,8 +24,6 @@ __all__ = [
     "TelemetryBuffer",
     "aligned_empty",
     "aligned_zeros",
-    "dtype_of",
-    "header_source",
 ]
 
 CACHE_LINE_ALIGNED_NBYTES: int = _native.cache_line_aligned_nbytes

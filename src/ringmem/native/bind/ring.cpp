@@ -39,7 +39,7 @@ void translate(const std::exception_ptr& pointer, void*) {
 template <class IndexLine>
 void claim(IndexLine& line, bool force, const char* what) {
   const ring::ProcessId holder = ring::signature(line);
-  if (!force && holder.pid != 0 && ring::load(line.closed) == 0 && ring::is_alive(holder)) {
+  if (!force && holder.pid != 0 && ring::is_alive(holder)) {
     throw InvalidValue("the ring has a " + std::string(what) + " already, in process " +
                        std::to_string(holder.pid) + "; close that one, or pass force=True");
   }

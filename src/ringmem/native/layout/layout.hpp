@@ -124,16 +124,16 @@ struct alignas(64) RingDescriptor {
 struct alignas(64) ProducerIndex {
   u64 tail;     // messages committed
   u64 dropped;  // messages given up because the ring was full
-  u32 closed;   // 1: nothing more will come
+  u32 session;  // see next_session
   u32 pid;      // process of the producer; 0: none, or a device
   u32 pid_namespace;  // in which `pid` is counted
   u8 reserved[36];
 };
 
 struct alignas(64) ConsumerIndex {
-  u64 head;    // messages released
-  u32 closed;  // 1: nothing more will be read
-  u32 pid;     // process of the consumer; 0: none, or a device
+  u64 head;     // messages released
+  u32 session;  // see next_session
+  u32 pid;      // process of the consumer; 0: none, or a device
   u32 pid_namespace;  // in which `pid` is counted
   u8 reserved[44];
 };
@@ -149,6 +149,11 @@ struct alignas(128) RingHeader {
 RINGMEM_LAYOUT_FUNCTION u32 sequence_of(u64 index, u32 shift, u32 mask = 0xffffffffu) {
   return static_cast<u32>((index >> shift) + 1) & mask;
 }
+
+// Sessions of one end are counted so that the peer can tell "closed" from "not there yet": 0 before
+// the first, odd while an end is attached, even after it closed. One that was killed leaves it odd.
+RINGMEM_LAYOUT_FUNCTION u32 next_session(u32 session) { return (session | 1u) + (session & 1u) * 2; }
+RINGMEM_LAYOUT_FUNCTION bool is_closed(u32 session) { return session != 0 && (session & 1u) == 0; }
 
 // Sequence and status as the one word in which they are stored.
 RINGMEM_LAYOUT_FUNCTION u64 line_word(u32 sequence, i32 status) {
@@ -212,13 +217,13 @@ RINGMEM_LAYOUT_FUNCTION u32 lines_for(u32 nbytes) {
 #define RINGMEM_PRODUCER_INDEX_FIELDS(X)      \
   X(ProducerIndex, tail, 0)                   \
   X(ProducerIndex, dropped, 8)                \
-  X(ProducerIndex, closed, 16)                \
+  X(ProducerIndex, session, 16)               \
   X(ProducerIndex, pid, 20)                   \
   X(ProducerIndex, pid_namespace, 24)
 
 #define RINGMEM_CONSUMER_INDEX_FIELDS(X)      \
   X(ConsumerIndex, head, 0)                   \
-  X(ConsumerIndex, closed, 8)                 \
+  X(ConsumerIndex, session, 8)                \
   X(ConsumerIndex, pid, 12)                   \
   X(ConsumerIndex, pid_namespace, 16)
 

@@ -26,7 +26,11 @@ class BasicConsumer : EndpointBase<Traits> {
   explicit BasicConsumer(const RingView& ring) : Base(ring) {
     head_ = static_cast<Index>(load(ring.consumer->head));
     ready_ = head_;
-    store(this->view.consumer->closed, u32{0});
+    // A producer that closed and left messages is at its end when they are read. One that closed
+    // and left none belongs to the past: the next one is waited for.
+    if (this->state(head_) == SlotState::pending) past_session_ = load(ring.producer->session);
+    session_ = layout::next_session(load(ring.consumer->session));
+    store(this->view.consumer->session, session_);
   }
 
   const Geometry& geometry() const noexcept { return this->view.geometry; }
@@ -95,8 +99,11 @@ class BasicConsumer : EndpointBase<Traits> {
   }
 
   // Nothing more will be read.
-  void close() noexcept { store(this->view.consumer->closed, u32{1}); }
-  bool producer_closed() const noexcept { return load(this->view.producer->closed) != 0; }
+  void close() noexcept { store(this->view.consumer->session, session_ + 1); }
+  bool producer_closed() const noexcept {
+    const u32 session = load(this->view.producer->session);
+    return layout::is_closed(session) && session != past_session_;
+  }
   u64 dropped() const noexcept { return load(this->view.producer->dropped); }
 
  private:
@@ -111,6 +118,8 @@ class BasicConsumer : EndpointBase<Traits> {
 
   Index head_ = 0;   // next message to release
   Index ready_ = 0;  // up to here the slots are known to be ready
+  u32 session_ = 0;       // of this end
+  u32 past_session_ = 0;  // the producer's when this end was attached, if it had left nothing
   bool corrupted_ = false;
 };
 

@@ -107,7 +107,10 @@ class BasicProducer : EndpointBase<Traits> {
       ++tail_;
     }
     store(this->view.producer->tail, static_cast<u64>(tail_));
-    store(this->view.producer->closed, u32{0});
+    // A consumer that closed before this end came is not waited upon, the next one is.
+    past_session_ = load(this->view.consumer->session);
+    session_ = layout::next_session(load(this->view.producer->session));
+    store(this->view.producer->session, session_);
   }
 
   const Geometry& geometry() const noexcept { return this->view.geometry; }
@@ -179,8 +182,11 @@ class BasicProducer : EndpointBase<Traits> {
   }
 
   // Nothing more will come.
-  void close() noexcept { store(this->view.producer->closed, u32{1}); }
-  bool consumer_closed() const noexcept { return load(this->view.consumer->closed) != 0; }
+  void close() noexcept { store(this->view.producer->session, session_ + 1); }
+  bool consumer_closed() const noexcept {
+    const u32 session = load(this->view.consumer->session);
+    return layout::is_closed(session) && session != past_session_;
+  }
 
  private:
   void publish() noexcept { store(this->view.producer->tail, static_cast<u64>(tail_)); }
@@ -189,6 +195,8 @@ class BasicProducer : EndpointBase<Traits> {
   Index head_ = 0;      // the consumer's index as last seen
   u64 reserved_ = 0;    // slots from tail_ on that the user may be writing
   u64 dropped_ = 0;
+  u32 session_ = 0;       // of this end
+  u32 past_session_ = 0;  // the consumer's when this end was attached
   bool corrupted_ = false;
 };
 
