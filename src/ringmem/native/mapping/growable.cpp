@@ -13,6 +13,24 @@ std::shared_ptr<Growable> Growable::create(DriverRef driver, GrowableOptions opt
   return std::make_shared<Growable>(std::move(range), std::move(options));
 }
 
+std::shared_ptr<Growable> Growable::adopt(std::vector<PhysicalRef> memories,
+                                          std::vector<AccessGrant> grants) {
+  if (memories.empty()) throw InvalidValue("memories is empty: there is nothing to attach");
+  GrowableOptions options;
+  options.props = memories.front()->props();
+  options.grants = std::move(grants);
+  std::vector<std::size_t> sizes;
+  for (const PhysicalRef& memory : memories) {
+    sizes.push_back(memory->nbytes());
+    options.max_nbytes = checked_add(options.max_nbytes, memory->nbytes(), "nbytes");
+  }
+  auto growable = create(memories.front()->driver(), std::move(options));
+  std::lock_guard layout(growable->layout_);
+  growable->map_more(sizes, memories.data());
+  growable->nbytes_ = growable->mapped_;
+  return growable;
+}
+
 Growable::Growable(RangeRef range, GrowableOptions options)
     : range_(std::move(range)), options_(std::move(options)),
       recycler_(Recycler::of(range_->driver(), options_.props)) {}
@@ -98,12 +116,16 @@ void Growable::shrink(std::size_t nbytes, const std::vector<StreamRef>& streams)
   wake();
 }
 
-// Maps [mapped, target): few handles, one access call. All of it or nothing.
 void Growable::map_up_to(std::size_t target) {
+  map_more(plan_handles(mapped_, target - mapped_, granularity(), options_.max_handle_nbytes),
+           nullptr);
+}
+
+// Maps handles of these sizes behind what is mapped: memory that is `ready`, or new. One access
+// call. All of it or nothing.
+void Growable::map_more(const std::vector<std::size_t>& sizes, const PhysicalRef* ready) {
   Driver& driver = *range_->driver();
   const std::size_t start = mapped_;
-  const std::vector<std::size_t> sizes =
-      plan_handles(start, target - start, granularity(), options_.max_handle_nbytes);
   MappingTicket ticket(driver, sizes.size());
   if (segments_.size() + sizes.size() > segments_.capacity()) {
     segments_.reserve(2 * segments_.size() + sizes.size());  // push_back below cannot throw
@@ -113,13 +135,13 @@ void Growable::map_up_to(std::size_t target) {
   std::size_t end = start;
   try {
     for (const std::size_t size : sizes) {
-      PhysicalRef memory = obtain(size);
+      PhysicalRef memory = ready ? *ready++ : obtain(size);
       check(driver.mem_map(base + end, size, memory->handle()), "cuMemMap");
       segments_.push_back(Segment{end, size, std::move(memory), nullptr});
       end += size;
     }
     if (!options_.grants.empty()) {
-      check(driver.mem_set_access(base + start, target - start, options_.grants.data(),
+      check(driver.mem_set_access(base + start, end - start, options_.grants.data(),
                                   options_.grants.size()),
             "cuMemSetAccess");
     }
@@ -137,7 +159,7 @@ void Growable::map_up_to(std::size_t target) {
   }
   ticket.keep();
   std::lock_guard state(state_);
-  mapped_ = target;
+  mapped_ = end;
 }
 
 // After a failure "nothing mapped there" is success: the failed call may have happened.

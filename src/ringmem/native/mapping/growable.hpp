@@ -35,6 +35,11 @@ class Growable final : public Job, public std::enable_shared_from_this<Growable>
  public:
   static std::shared_ptr<Growable> create(DriverRef driver, GrowableOptions options);
 
+  // All of `memories`, which are of one kind, one after another: a buffer of another process.
+  // It may shrink, and has no room to grow.
+  static std::shared_ptr<Growable> adopt(std::vector<PhysicalRef> memories,
+                                         std::vector<AccessGrant> grants);
+
   Growable(RangeRef range, GrowableOptions options);
   ~Growable() override;
 
@@ -93,6 +98,7 @@ class Growable final : public Job, public std::enable_shared_from_this<Growable>
   void grow(std::size_t nbytes, const std::vector<StreamRef>& streams);
   void shrink(std::size_t nbytes, const std::vector<StreamRef>& streams);
   void map_up_to(std::size_t target);                // layout_ held
+  void map_more(const std::vector<std::size_t>& sizes, const PhysicalRef* ready);  // layout_ held
   Status release_tail() noexcept;                    // layout_ held
   Outcome release_all() noexcept;                    // layout_ held
   Status unmap(std::size_t start, std::size_t end) noexcept;  // layout_ held

@@ -48,6 +48,7 @@ class Recycler final : public Job, public std::enable_shared_from_this<Recycler>
     PhysicalRef memory;
     DevicePtr ptr = 0;  // where it is mapped for the fill
     std::shared_ptr<Guard> guard;
+    bool unmap_failed = false;
   };
 
   bool begin_cleaning(Cleaning& cleaning) noexcept;
