@@ -121,6 +121,13 @@ void Recycler::drain() noexcept {
   for (PhysicalRef& memory : dirty) forget(memory);
 }
 
+std::size_t Recycler::ready() noexcept {
+  std::lock_guard lock(mutex_);
+  std::size_t sum = 0;
+  for (const auto& [nbytes, handles] : clean_) sum += nbytes * handles.size();
+  return sum;
+}
+
 Job::Progress Recycler::step() noexcept {
   for (;;) {
     Cleaning next;

@@ -41,6 +41,7 @@ class Recycler final : public Job, public std::enable_shared_from_this<Recycler>
   static void drain_all(const Driver& driver) noexcept;
 
   std::size_t kept() const noexcept { return kept_.load(std::memory_order_relaxed); }
+  std::size_t ready() noexcept;  // bytes of these that take() can hand out
   Progress step() noexcept override;
 
  private:
