@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for type checkers and editors
+    from ringmem.buffers import *  # noqa: F403
     from ringmem.device import *  # noqa: F403
     from ringmem.native.errors import *  # noqa: F403
 
@@ -19,6 +20,19 @@ __version__ = "0.1.0"
 # Module -> the public names it gives, which are its `__all__`. Each room adds its entry here and
 # its import above.
 _MODULES: dict[str, tuple[str, ...]] = {
+    "ringmem.buffers": (
+        "Buffer",
+        "DeviceBuffer",
+        "PinnedBuffer",
+        "UnifiedBuffer",
+        "as_buffer",
+        "empty",
+        "from_array",
+        "from_dlpack",
+        "full",
+        "pin",
+        "zeros",
+    ),
     "ringmem.device": (
         "Capabilities",
         "CopyRoute",

@@ -13,4 +13,5 @@ NB_MODULE(_native, m) {
   bind_stream(m);
   bind_layout(m);
   bind_ring(m);
+  bind_buffer(m);
 }

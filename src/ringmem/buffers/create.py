@@ -1,0 +1,146 @@
+"""Functions that make device buffers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringmem.buffers.device_buffer import DeviceBuffer
+from ringmem.native import _native
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
+
+    from ringmem.device import Device
+
+__all__ = ["empty", "from_array", "full", "zeros"]
+
+
+if TYPE_CHECKING:
+
+    def empty(
+        shape: int | tuple[int, ...],
+        dtype: DTypeLike | None = None,
+        *,
+        device: Device | str | None = None,
+        stream: object | None = None,
+        allocator: object | None = None,
+    ) -> DeviceBuffer:
+        """Allocate device memory with undefined content; the same as :class:`DeviceBuffer`.
+
+        Examples
+        --------
+        >>> import ringmem
+        >>> ringmem.empty((2, 3), "f4", device="cpu").nbytes
+        24
+        """
+else:
+    empty = _native.empty
+
+
+def zeros(
+    shape: int | tuple[int, ...],
+    dtype: DTypeLike | None = None,
+    *,
+    device: Device | str | None = None,
+    stream: object | None = None,
+    allocator: object | None = None,
+) -> DeviceBuffer:
+    """Allocate device memory and set its bytes to 0, in stream order.
+
+    Parameters
+    ----------
+    shape, dtype, device, stream, allocator
+        As for :class:`DeviceBuffer`, and so are the errors. When filling fails the memory is given
+        back.
+
+    Examples
+    --------
+    >>> import ringmem
+    >>> ringmem.zeros(3, "i4", device="cpu").to_numpy().tolist()
+    [0, 0, 0]
+    """
+    buffer = empty(shape, dtype, device=device, stream=stream, allocator=allocator)
+    try:
+        _native.buffer_fill(buffer, bytes(buffer.itemsize))
+    except BaseException:
+        buffer.close()
+        raise
+    return buffer
+
+
+def full(
+    shape: int | tuple[int, ...],
+    fill_value: Any,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Device | str | None = None,
+    stream: object | None = None,
+    allocator: object | None = None,
+) -> DeviceBuffer:
+    """Allocate device memory and set every element, in stream order.
+
+    Parameters
+    ----------
+    fill_value : scalar or tuple
+        Anything that one element can hold.
+    dtype : dtype-like, optional
+        By default that of ``np.asarray(fill_value)``.
+    shape, device, stream, allocator
+        As for :class:`DeviceBuffer`.
+
+    Examples
+    --------
+    >>> import ringmem
+    >>> ringmem.full(2, 1.5, device="cpu").to_numpy().tolist()
+    [1.5, 1.5]
+    """
+    if dtype is None:
+        dtype = np.asarray(fill_value).dtype
+    buffer = empty(shape, dtype, device=device, stream=stream, allocator=allocator)
+    try:
+        buffer.fill(fill_value)
+    except BaseException:
+        buffer.close()
+        raise
+    return buffer
+
+
+def from_array(
+    array: ArrayLike,
+    *,
+    device: Device | str | None = None,
+    stream: object | None = None,
+    allocator: object | None = None,
+) -> DeviceBuffer:
+    """Copy a host array, strided as it may be, to new device memory.
+
+    Parameters
+    ----------
+    array : array-like
+        What :func:`numpy.asarray` takes; not of objects.
+    device, stream, allocator
+        As for :class:`DeviceBuffer`.
+
+    Returns
+    -------
+    DeviceBuffer
+        Of the array's shape and dtype. The array may be changed when the call returns, unless it
+        is over a PinnedBuffer, which is copied asynchronously.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ringmem
+    >>> ringmem.from_array(np.arange(6)[::2], device="cpu").to_numpy().tolist()
+    [0, 2, 4]
+    """
+    source = np.asarray(array)
+    buffer = empty(source.shape, source.dtype, device=device, stream=stream, allocator=allocator)
+    try:
+        buffer.copy_from(source)
+    except BaseException:
+        buffer.close()
+        raise
+    return buffer

@@ -1,0 +1,180 @@
+"""DLPack, both ways: which device type memory has, who waits for whom, and when to copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from ringmem.buffers.dtypes import dlpack_code, dtype_of_dlpack
+from ringmem.buffers.kinds import Kind
+from ringmem.device import Device, current_stream
+from ringmem.native import _native
+from ringmem.native.errors import InvalidValueError, NotSupportedError
+
+if TYPE_CHECKING:
+    from ringmem.buffers.base import Buffer
+
+__all__ = ["CPU", "borrow_dlpack", "device_of", "export"]
+
+# DLDeviceType of DLPack 1.x.
+CPU = 1
+CUDA = 2
+CUDA_HOST = 3
+CUDA_MANAGED = 13
+
+_VERSION = (1, 0)
+_KINDS = {CPU: Kind.HOST, CUDA: Kind.DEVICE, CUDA_HOST: Kind.PINNED, CUDA_MANAGED: Kind.MANAGED}
+_CUDA_TYPES = {Kind.DEVICE: CUDA, Kind.PINNED: CUDA_HOST, Kind.MANAGED: CUDA_MANAGED}
+
+
+def device_of(buffer: Buffer) -> tuple[int, int]:
+    """Return ``(device type, device id)``.
+
+    Raises
+    ------
+    NotSupportedError
+        Memory of a CPU device that hides it: DLPack has no device for that.
+    """
+    kind = Kind(_native.buffer_kind(buffer))
+    if kind is not Kind.HOST and buffer.device.platform == "cuda":
+        return _CUDA_TYPES[kind], buffer.device.ordinal
+    if not _native.buffer_host_readable(buffer):
+        raise NotSupportedError(
+            f"{buffer!r} is on a strict CPU device, whose memory DLPack cannot name: to_numpy()"
+        )
+    return CPU, 0
+
+
+def export(
+    buffer: Buffer,
+    stream: object | None,
+    max_version: tuple[int, int] | None,
+    dl_device: tuple[int, int] | None,
+    copy: bool | None,
+) -> object:
+    """Make a capsule; the rules are the protocol's, see :meth:`Buffer.__dlpack__`."""
+    own = device_of(buffer)
+    wanted = own if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
+    versioned = max_version is not None and max_version[0] >= 1
+    if wanted != own and not (wanted == (CPU, 0) and own[0] != CPU):
+        raise InvalidValueError(
+            f"dl_device is {dl_device}: {buffer!r} is on {own}; give that, or (1, 0) for the host"
+        )
+    to_host = wanted != own
+    if copy is False and to_host and own[0] != CUDA_HOST:
+        raise InvalidValueError(
+            f"copy is False, but {buffer!r} is on {own} and dl_device is {wanted}: allow the copy"
+        )
+    if to_host and (copy is True or own[0] != CUDA_HOST):
+        return _export_copied(_host_copy(buffer), wanted, versioned)
+    if copy is True:
+        duplicate = buffer.copy()
+        _handshake(duplicate, wanted[0], stream)
+        return _export_copied(duplicate, wanted, versioned)
+    if buffer.readonly and not versioned:
+        raise InvalidValueError(
+            f"{buffer!r} is read-only, which DLPack before 1.0 cannot say: give max_version=(1, 0) "
+            "or copy=True"
+        )
+    _handshake(buffer, wanted[0], stream)
+    return _capsule(buffer, wanted, versioned, copied=False)
+
+
+def _host_copy(buffer: Buffer) -> Buffer:
+    from ringmem.buffers.interop import borrow_array
+
+    dlpack_code(buffer.dtype)  # before the copy: it may be large
+    return borrow_array(buffer.to_numpy())
+
+
+def _export_copied(buffer: Buffer, device: tuple[int, int], versioned: bool) -> object:
+    return _capsule(buffer, device, versioned, copied=True)
+
+
+def _capsule(buffer: Buffer, device: tuple[int, int], versioned: bool, *, copied: bool) -> object:
+    code, bits = dlpack_code(buffer.dtype)
+    hold = _native.buffer_hold(buffer)
+    return _native.dlpack_capsule(buffer, hold, *device, code, bits, versioned, copied)
+
+
+def _handshake(buffer: Buffer, device_type: int, stream: object | None) -> None:
+    """Order the consumer's work after everything that is under way on the buffer."""
+    if device_type == CPU:
+        if stream is not None:
+            raise InvalidValueError(f"stream is {stream!r}: host memory has none, give None")
+        _native.buffer_synchronize(buffer)
+        return
+    if device_type == CUDA_HOST and stream is None:
+        _native.buffer_synchronize(buffer)
+        return
+    handle = 1 if stream is None else stream
+    if not isinstance(handle, int) or isinstance(handle, bool) or handle < -1 or handle == 0:
+        raise InvalidValueError(
+            f"stream is {stream!r}: give a handle, 1 for the legacy default stream, 2 for the "
+            "per-thread one, or -1 for no synchronization"
+        )
+    if handle != -1:
+        _native.buffer_let_wait(buffer, buffer.device, handle)
+
+
+# --- importing -----------------------------------------------------------------------------------
+
+
+def borrow_dlpack(producer: Any, copy: bool | None, stream: object | None = None) -> Buffer:
+    """Return a buffer on the producer's own memory, which it keeps alive.
+
+    Raises
+    ------
+    InvalidValueError
+        The memory is not contiguous, or of a type or a device that ringmem does not know.
+    """
+    device_type, device_id = (int(value) for value in producer.__dlpack_device__())
+    kind = _KINDS.get(device_type)
+    if kind is None:
+        raise InvalidValueError(
+            f"the memory is on DLPack device type {device_type}: ringmem reads the host (1), CUDA "
+            "(2), pinned (3) and managed memory (13)"
+        )
+    device = Device("cpu") if kind is Kind.HOST else Device(f"cuda:{device_id}")
+    order = None
+    if kind is not Kind.HOST:
+        order = current_stream(device) if stream is None else stream
+    tensor = _take(producer, device, order, copy)
+    dtype = dtype_of_dlpack(*tensor.dtype)
+    _check_contiguous(tensor, producer)
+    return cast(
+        "Buffer",
+        _native.borrow_memory(
+            kind, tensor.ptr, tensor.shape, dtype, device, order, tensor.readonly, tensor
+        ),
+    )
+
+
+def _take(
+    producer: Any, device: Device, stream: object | None, copy: bool | None
+) -> _native.ImportedTensor:
+    handle = None if stream is None else _native.stream_handle(stream, device)
+    if handle == 0:
+        handle = 1  # the protocol's number of the legacy default stream
+    options: dict[str, object] = {"stream": handle, "max_version": _VERSION}
+    if copy is not None:
+        options["copy"] = copy
+    try:
+        capsule = producer.__dlpack__(**options)
+    except TypeError:
+        # A producer of before DLPack 1.0 knows only `stream`, and never copies.
+        capsule = producer.__dlpack__(stream=handle)
+    return cast("_native.ImportedTensor", _native.take_dlpack_capsule(capsule))
+
+
+def _check_contiguous(tensor: _native.ImportedTensor, producer: object) -> None:
+    strides = cast("tuple[int, ...] | None", tensor.strides)
+    if strides is None or 0 in tensor.shape:
+        return
+    expected = 1
+    for extent, stride in zip(reversed(tensor.shape), reversed(strides), strict=True):
+        if extent != 1 and stride != expected:
+            raise InvalidValueError(
+                f"the {type(producer).__name__} of shape {tensor.shape} has strides {strides}: "
+                "buffers are contiguous; make it so first, or copy_from() a NumPy array"
+            )
+        expected *= extent

@@ -1,0 +1,279 @@
+"""Managed memory: one address for host and devices, pages that move."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from ringmem.buffers.base import Buffer
+from ringmem.buffers.kinds import Kind
+from ringmem.buffers.pinned_buffer import _device_for
+from ringmem.device import Device
+from ringmem.native import _native
+from ringmem.native.errors import DriverError, InvalidValueError, NotSupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import DTypeLike, NDArray
+
+__all__ = ["UnifiedBuffer"]
+
+_ATTACH = {
+    "global": _native.ManagedAttach.global_,
+    "host": _native.ManagedAttach.host,
+    "single": _native.ManagedAttach.single,
+}
+_ADVICE = {advice.name: advice for advice in _native.Advice}
+
+
+class UnifiedBuffer(Buffer):
+    """Managed memory, which migrates between the host and devices.
+
+    The host sees it only inside :meth:`host`, which waits for the device first. Giving it back
+    waits for kernels, so a background thread does it, after the work on all streams that used the
+    buffer. Never allocate more of it than the device has free.
+
+    Parameters
+    ----------
+    shape, dtype, device, stream, allocator
+        As for :class:`DeviceBuffer`. The allocator gives managed memory; by default the driver.
+    attach : {'global', 'host', 'single'}, default 'global'
+        Who may use it on devices without concurrent managed access: work on any stream; the host
+        only, until attached otherwise; work on `stream` only, which must be an own stream then.
+
+    Raises
+    ------
+    NotSupportedError
+        The device has no managed memory.
+    InvalidValueError, OutOfMemoryError, InvalidDeviceError, ClosedError
+        As for :class:`DeviceBuffer`.
+
+    Examples
+    --------
+    >>> from ringmem import UnifiedBuffer
+    >>> buffer = UnifiedBuffer(3, "i4", device="cpu")
+    >>> with buffer.host() as array:
+    ...     array[:] = [1, 2, 3]
+    >>> del array  # close() refuses while somebody holds a view
+    >>> buffer.to_numpy().tolist()
+    [1, 2, 3]
+    >>> buffer.close()
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        shape: int | tuple[int, ...],
+        dtype: DTypeLike | None = None,
+        *,
+        device: Device | str | None = None,
+        stream: object | None = None,
+        allocator: object | None = None,
+        attach: Literal["global", "host", "single"] = "global",
+    ) -> None:
+        if attach not in _ATTACH:
+            raise InvalidValueError(f"attach is {attach!r}: give 'global', 'host' or 'single'")
+        where = _device_for(device, stream)
+        if not where.capabilities.managed_memory:
+            raise NotSupportedError(
+                f"{where.name} has no managed memory: use a DeviceBuffer and a PinnedBuffer"
+            )
+        if allocator is None:
+            allocator = _native.ManagedAllocator(where, attach)
+        super().__init__(Kind.MANAGED, shape, dtype, where, stream, allocator)
+        if attach == "single":
+            self._attach_to_stream()
+
+    def _attach_to_stream(self) -> None:
+        try:
+            handle, _ = _native.buffer_order(self, None)
+            if handle <= 2:  # the default streams; the driver refuses them too
+                raise InvalidValueError(
+                    "attach is 'single' on the default stream: give a stream of your own"
+                )
+            self._attach("single")
+        except BaseException:
+            self.close()
+            raise
+
+    def _attach(self, mode: str, handle: int | None = None) -> None:
+        ptr, nbytes = _native.buffer_root(self)
+        if not nbytes:
+            return
+        if handle is None:
+            handle, _ = _native.buffer_order(self, None)
+        self.device.driver.stream_attach(
+            self.device.ordinal, handle, ptr, nbytes, _ATTACH[mode]
+        )
+
+    def _wait_for_host(self) -> None:
+        raise NotSupportedError(
+            f"{self!r} is managed memory, which the host may touch only inside host(): "
+            "`with buffer.host() as array:`, or to_numpy()"
+        )
+
+    @contextmanager
+    def host(
+        self, *, readonly: bool = False, stream: object | None = None
+    ) -> Iterator[NDArray[Any]]:
+        """Let the host use the memory inside a ``with``; blocks until the device is done with it.
+
+        On a device without concurrent managed access the memory belongs to the host meanwhile, and
+        ringmem refuses work of the device on it. The array that ``as`` names must be deleted
+        before ``close()``.
+
+        Parameters
+        ----------
+        readonly : bool, default False
+            The array must not be written.
+        stream : stream-like, optional
+            Wait for the work on this stream only; by default for all work on the buffer that
+            ringmem knows. Work of your own kernels must be on one of these streams, or be done.
+
+        Yields
+        ------
+        numpy.ndarray
+            Over the memory.
+
+        Raises
+        ------
+        NotSupportedError
+            The host would fault: the device cannot share the memory and cannot hand it over.
+        InvalidValueError
+            The memory is read-only and `readonly` is False; or the memory is with the host
+            already, where only one may have it.
+        """
+        array = self._host_array(readonly, wait=False)
+        order, _ = _native.buffer_order(self, stream)
+        if stream is None:
+            _native.buffer_synchronize(self)
+        self.device.driver.stream_synchronize(self.device.ordinal, order)
+        if self.device.capabilities.concurrent_managed_access:
+            yield array
+            return
+        self._hand_to_host(order)
+        try:
+            yield array
+        finally:
+            self._hand_to_device(order)
+
+    def _hand_to_host(self, order: int) -> None:
+        if _native.buffer_host_only(self):
+            raise InvalidValueError(f"{self!r} is inside host() already: leave that first")
+        try:
+            self._attach("host", order)
+            self.device.driver.stream_synchronize(self.device.ordinal, order)
+        except DriverError as error:
+            raise NotSupportedError(
+                f"{self.device.name} has no concurrent managed access and did not hand the memory "
+                f"to the host ({error}): the host would fault; use to_numpy()",
+                operation=error.operation,
+                code=error.code,
+                name=error.name,
+            ) from error
+        _native.buffer_set_host_only(self, True)
+
+    def _hand_to_device(self, order: int) -> None:
+        self._attach("global", order)
+        _native.buffer_set_host_only(self, False)
+
+    # --- hints -----------------------------------------------------------------------------------
+
+    def prefetch(
+        self,
+        to: Device | Literal["host"] | None = None,
+        *,
+        nbytes: int | None = None,
+        stream: object | None = None,
+    ) -> None:
+        """Move the memory to a device or the host ahead of its use, in stream order.
+
+        Parameters
+        ----------
+        to : Device, 'host', or name of a device, optional
+            By default the buffer's device.
+        nbytes : int, optional
+            How many **bytes** from the start; by default all.
+        stream : stream-like, optional
+            Where the migration is ordered.
+
+        Raises
+        ------
+        InvalidValueError
+            `nbytes` is negative or more than the buffer has.
+        NotSupportedError
+            The device cannot.
+        """
+        count = self.nbytes if nbytes is None else nbytes
+        if not isinstance(count, int) or not 0 <= count <= self.nbytes:
+            raise InvalidValueError(
+                f"nbytes is {nbytes!r}: give 0 to {self.nbytes}, the bytes of the buffer"
+            )
+        with _native.buffer_hold(self):
+            _native.buffer_check_device_may_use(self)
+            handle, owner = _native.buffer_order(self, stream)
+            if not count:
+                return
+            _native.buffer_note_use(self, owner or self.device.default_stream)
+            self.device.driver.prefetch(
+                self.device.ordinal, self.ptr, count, self._location(to), handle
+            )
+
+    def advise(self, advice: str, location: Device | Literal["host"] | None = None) -> None:
+        """Tell the driver how the memory will be used. Takes effect at once.
+
+        Parameters
+        ----------
+        advice : str
+            ``set_`` or ``unset_`` with ``read_mostly``, ``preferred_location`` or ``accessed_by``.
+        location : Device, 'host', or name of a device, optional
+            What the advice is about; by default the buffer's device.
+
+        Raises
+        ------
+        InvalidValueError
+            There is no such advice.
+        NotSupportedError
+            The device cannot.
+        """
+        if advice not in _ADVICE:
+            raise InvalidValueError(f"advice is {advice!r}: give one of {', '.join(_ADVICE)}")
+        with _native.buffer_hold(self):
+            if self.nbytes:
+                self.device.driver.advise(
+                    self.device.ordinal,
+                    self.ptr,
+                    self.nbytes,
+                    _ADVICE[advice],
+                    self._location(location),
+                )
+
+    def discard(self, stream: object | None = None) -> None:
+        """Drop the content in stream order: pages need not be moved any more.
+
+        Reading before the next write gives undefined values.
+
+        Raises
+        ------
+        NotSupportedError
+            The driver cannot.
+        """
+        with _native.buffer_hold(self):
+            _native.buffer_check_device_may_use(self)
+            handle, owner = _native.buffer_order(self, stream)
+            if self.nbytes:
+                _native.buffer_note_use(self, owner or self.device.default_stream)
+                self.device.driver.discard(self.device.ordinal, self.ptr, self.nbytes, handle)
+
+    def _location(self, place: Device | str | None) -> _native.Location:
+        if place == "host":
+            return _native.Location(_native.LocationKind.host, 0)
+        device = self.device if place is None else Device(cast(Any, place))
+        if device.driver is not self.device.driver:
+            raise InvalidValueError(
+                f"{device.name} belongs to another driver than {self.device.name}: give 'host' or "
+                f"a device of {self.device.platform}"
+            )
+        return _native.Location(_native.LocationKind.device, device.ordinal)

@@ -1,0 +1,175 @@
+// Allocators that come from Python: a user's object with allocate and deallocate, and the native
+// allocators of pinned and managed memory under their Python names.
+#include "bind/buffer.hpp"
+
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "memory/host_allocators.hpp"
+#include "memory/reaper.hpp"
+
+namespace ringmem::bind {
+namespace {
+
+// A user's object as an Allocator. Streams that used a block are made to be waited for, on the
+// device, by the stream it is freed on: the object need not know them.
+class PythonAllocator final : public Allocator {
+ public:
+  PythonAllocator(nb::object object, DriverRef driver, int device)
+      : object_(std::move(object)), driver_(std::move(driver)), device_(device) {}
+
+  ~PythonAllocator() override {
+    if (!nb::is_alive()) {
+      object_.release();
+      return;
+    }
+    nb::gil_scoped_acquire gil;
+    object_.reset();
+  }
+
+  Block allocate(std::size_t nbytes, StreamHandle stream) override {
+    nb::gil_scoped_acquire gil;
+    nb::object answer = object_.attr("allocate")(nbytes, stream);
+    Block block;
+    block.nbytes = nbytes;
+    if (!answer.is_none() && !nb::try_cast(answer, block.ptr)) {
+      throw InvalidValue("allocate() returned " + std::string(nb::repr(answer).c_str()) +
+                         ": the address of " + std::to_string(nbytes) + " bytes was due");
+    }
+    return block;
+  }
+
+  Status deallocate(const Block& block, StreamHandle stream) noexcept override {
+    auto* streams = static_cast<std::vector<StreamHandle>*>(block.record);
+    if (streams) {
+      for (StreamHandle other : *streams) {
+        if (Status status = order(other, stream); !ok(status)) return status;
+      }
+    }
+    try {
+      nb::gil_scoped_acquire gil;
+      try {
+        object_.attr("deallocate")(block.ptr, block.nbytes, stream);
+      } catch (nb::python_error& error) {
+        error.restore();
+        keep_python_error();
+        return Status::unknown;
+      }
+    } catch (...) {
+      return Status::unknown;
+    }
+    delete streams;
+    return Status::success;
+  }
+
+  Status record_stream(Block& block, StreamHandle stream) override {
+    auto*& streams = reinterpret_cast<std::vector<StreamHandle>*&>(block.record);
+    if (!streams) streams = new std::vector<StreamHandle>;
+    for (StreamHandle known : *streams) {
+      if (known == stream) return Status::success;
+    }
+    streams->push_back(stream);
+    return Status::success;
+  }
+
+ private:
+  Status order(StreamHandle earlier, StreamHandle later) noexcept {
+    if (earlier == later) return Status::success;
+    int owner = device_;
+    if (earlier > per_thread_stream && !ok(driver_->stream_device(earlier, &owner))) owner = device_;
+    EventHandle event = 0;
+    Status status = driver_->event_create(owner, EventFlags{}, &event);
+    if (!ok(status)) return status;
+    status = driver_->event_record(owner, event, earlier);
+    if (ok(status)) status = driver_->stream_wait_event(device_, later, event);
+    const Status destroyed = driver_->event_destroy(owner, event);
+    return ok(status) ? destroyed : status;
+  }
+
+  nb::object object_;
+  DriverRef driver_;
+  int device_;
+};
+
+std::shared_ptr<Allocator> adapt(nb::object object, NativeDevice& device) {
+  for (const char* name : {"allocate", "deallocate"}) {
+    nb::object method = nb::getattr(object, name, nb::none());
+    if (!PyCallable_Check(method.ptr())) {
+      throw InvalidValue("allocator is " + std::string(nb::repr(object).c_str()) +
+                         ": it has no " + name + "(); give an object with allocate(nbytes, " +
+                         "stream) and deallocate(ptr, nbytes, stream)");
+    }
+  }
+  return std::make_shared<PythonAllocator>(std::move(object), device.driver, device.ordinal);
+}
+
+ManagedAttach attach_of(const std::string& name) {
+  if (name == "global") return ManagedAttach::global;
+  if (name == "host") return ManagedAttach::host;
+  if (name == "single") return ManagedAttach::single;
+  throw InvalidValue("attach is '" + name + "': give 'global', 'host' or 'single'");
+}
+
+// --- what the reaper could not do ----------------------------------------------------------------
+
+// The text of a warning; the main thread makes it.
+int warn_from_main(void* text) {
+  std::unique_ptr<std::string> message(static_cast<std::string*>(text));
+  if (PyErr_WarnEx(PyExc_RuntimeWarning, message->c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
+  return 0;
+}
+
+void report_lost(const std::string& what, Status status) {
+  if (!nb::is_alive()) return;
+  auto text = std::make_unique<std::string>(what + " failed: " + status_name(status) +
+                                            "; the memory is lost to this process");
+  if (Py_AddPendingCall(warn_from_main, text.get()) == 0) text.release();
+}
+
+}  // namespace
+
+void bind_buffer_allocators(nb::module_& m) {
+  Reaper::instance().set_failure_hook(report_lost);
+  nb::class_<PythonAllocator, Allocator>(m, "PythonAllocator", "A Python object as an Allocator.");
+  nb::class_<PinnedAllocator, Allocator>(m, "PinnedAllocator", "Page-locked memory of the driver.")
+      .def("__init__", [](PinnedAllocator* self, NativeDevice& device, bool write_combined) {
+        HostFlags flags;
+        flags.write_combined = write_combined;
+        new (self) PinnedAllocator(device.driver, device.ordinal, flags);
+      }, nb::arg("device"), nb::arg("write_combined") = false);
+  nb::class_<ManagedAllocator, Allocator>(m, "ManagedAllocator", "Managed memory of the driver.")
+      .def("__init__", [](ManagedAllocator* self, NativeDevice& device, const std::string& attach) {
+        new (self) ManagedAllocator(device.driver, device.ordinal, attach_of(attach));
+      }, nb::arg("device"), nb::arg("attach") = "global");
+  m.def("python_allocator", &adapt, nb::arg("object"), nb::arg("device"),
+        "An object with allocate(nbytes, stream) and deallocate(ptr, nbytes, stream), adapted.");
+  m.def("flush_reaper", [](double timeout_s) {
+    nb::gil_scoped_release release;
+    return Reaper::instance().flush(timeout_s);
+  }, nb::arg("timeout_s") = -1.0,
+        "Waits for releases that the reaper has; False when the time was up. Negative: no limit.");
+  m.def("reaper_pending", [] { return Reaper::instance().pending(); },
+        "Releases that the reaper has not done yet.");
+}
+
+extern PyType_Slot buffer_slots[];  // buffer_export.cpp
+
+void bind_buffer(nb::module_& m) {
+  nb::class_<Buffer> cls(m, "BufferBase", nb::type_slots(buffer_slots), nb::is_weak_referenceable(),
+                         "Memory with a shape and a dtype; base of the classes of "
+                         "ringmem.buffers.");
+  bind_buffer_class(m, cls);
+  bind_buffer_view(cls);
+  bind_buffer_copy(m, cls);
+  bind_buffer_export(m);
+  bind_buffer_factory(m, cls);
+  bind_buffer_dlpack(m);
+  bind_buffer_allocators(m);
+}
+
+}  // namespace ringmem::bind

@@ -1,0 +1,159 @@
+#include "memory/host_allocators.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "memory/reaper.hpp"
+
+namespace ringmem {
+namespace {
+
+// How long an allocation that failed waits for releases that are under way.
+constexpr double retry_wait_s = 2.0;
+
+struct Streams {
+  std::vector<StreamHandle> handles;
+};
+
+Streams* streams_of(const Block& block) noexcept { return static_cast<Streams*>(block.record); }
+
+std::string request(std::size_t nbytes) { return std::to_string(nbytes) + " bytes requested"; }
+
+void* host(DevicePtr ptr) noexcept { return reinterpret_cast<void*>(ptr); }
+
+// Events that mark, on each stream, the work submitted so far. All of them or none.
+class Marks {
+ public:
+  Marks(Driver& driver, int device) : driver_(driver), device_(device) {}
+  Marks(const Marks&) = delete;
+  Marks& operator=(const Marks&) = delete;
+  ~Marks() {
+    for (const Guard& guard : guards) driver_.event_destroy(guard.device, guard.event);
+  }
+
+  Status add(StreamHandle stream) {
+    guards.reserve(guards.size() + 1);
+    int device = device_;
+    if (stream > per_thread_stream && !ok(driver_.stream_device(stream, &device))) device = device_;
+    EventHandle event = 0;
+    Status status = driver_.event_create(device, EventFlags{}, &event);
+    if (!ok(status)) return status;
+    guards.push_back({device, event});
+    return driver_.event_record(device, event, stream);
+  }
+
+  std::vector<Guard> guards;
+
+ private:
+  Driver& driver_;
+  int device_;
+};
+
+}  // namespace
+
+ReapedAllocator::ReapedAllocator(DriverRef driver, int device)
+    : driver_(std::move(driver)), device_(device) {}
+
+Status ReapedAllocator::deallocate(const Block& block, StreamHandle stream) noexcept {
+  try {
+    Marks marks(*driver_, device_);
+    Status status = marks.add(stream);
+    if (Streams* others = streams_of(block)) {
+      for (StreamHandle other : others->handles) {
+        if (ok(status) && other != stream) status = marks.add(other);
+      }
+    }
+    if (!ok(status)) return status;
+    ReaperJob job;
+    job.driver = driver_;
+    job.run = release_of(block);
+    job.what = std::string(release_name()) + " of " + std::to_string(block.nbytes) + " bytes";
+    job.guards = marks.guards;
+    Reaper::instance().post(std::move(job));
+    marks.guards.clear();
+    delete streams_of(block);
+    return Status::success;
+  } catch (...) {  // no memory or no thread for the job: nothing happened
+    return Status::operating_system;
+  }
+}
+
+Status ReapedAllocator::record_stream(Block& block, StreamHandle stream) {
+  if (!block.record) block.record = new Streams;
+  std::vector<StreamHandle>& handles = streams_of(block)->handles;
+  if (std::find(handles.begin(), handles.end(), stream) == handles.end()) handles.push_back(stream);
+  return Status::success;
+}
+
+Status ReapedAllocator::with_retry(const std::function<Status()>& allocate) const {
+  Status status = allocate();
+  if (status == Status::out_of_memory && Reaper::instance().pending() != 0) {
+    Reaper::instance().flush(retry_wait_s);
+    status = allocate();
+  }
+  return status;
+}
+
+// --- pinned --------------------------------------------------------------------------------------
+
+PinnedAllocator::PinnedAllocator(DriverRef driver, int device, HostFlags flags)
+    : ReapedAllocator(std::move(driver), device), flags_(flags) {}
+
+Block PinnedAllocator::allocate(std::size_t nbytes, StreamHandle) {
+  void* ptr = nullptr;
+  check(with_retry([&] { return driver_->host_alloc(device_, nbytes, flags_, &ptr); }),
+        "cuMemHostAlloc", request(nbytes));
+  return {reinterpret_cast<DevicePtr>(ptr), nbytes, nullptr};
+}
+
+std::function<Status()> PinnedAllocator::release_of(const Block& block) {
+  return [driver = driver_, device = device_, ptr = host(block.ptr)] {
+    return driver->host_free(device, ptr);
+  };
+}
+
+// --- managed -------------------------------------------------------------------------------------
+
+ManagedAllocator::ManagedAllocator(DriverRef driver, int device, ManagedAttach attach)
+    : ReapedAllocator(std::move(driver), device), attach_(attach) {}
+
+Block ManagedAllocator::allocate(std::size_t nbytes, StreamHandle) {
+  DevicePtr ptr = 0;
+  // cuMemAllocManaged knows two modes; memory for a single stream starts as the host's.
+  const ManagedAttach initial =
+      attach_ == ManagedAttach::single ? ManagedAttach::host : attach_;
+  check(with_retry([&] { return driver_->managed_alloc(device_, nbytes, initial, &ptr); }),
+        "cuMemAllocManaged", request(nbytes));
+  return {ptr, nbytes, nullptr};
+}
+
+std::function<Status()> ManagedAllocator::release_of(const Block& block) {
+  return [driver = driver_, device = device_, ptr = block.ptr] {
+    return driver->mem_free(device, ptr);
+  };
+}
+
+// --- registered ----------------------------------------------------------------------------------
+
+RegisteredMemory::RegisteredMemory(DriverRef driver, int device, HostFlags flags,
+                                   std::shared_ptr<void> owner)
+    : ReapedAllocator(std::move(driver), device), flags_(flags), owner_(std::move(owner)) {}
+
+Block RegisteredMemory::adopt(DevicePtr ptr, std::size_t nbytes) {
+  check(driver_->host_register(device_, host(ptr), nbytes, flags_), "cuMemHostRegister",
+        std::to_string(nbytes) + " bytes");
+  return {ptr, nbytes, nullptr};
+}
+
+Block RegisteredMemory::allocate(std::size_t, StreamHandle) {
+  throw DriverError(Status::not_supported, "cuMemHostRegister", "memory that exists is not given");
+}
+
+std::function<Status()> RegisteredMemory::release_of(const Block& block) {
+  return [driver = driver_, device = device_, ptr = host(block.ptr), owner = owner_] {
+    return driver->host_unregister(device, ptr);
+  };
+}
+
+}  // namespace ringmem

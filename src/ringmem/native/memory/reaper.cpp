@@ -1,0 +1,151 @@
+#include "memory/reaper.hpp"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <thread>
+#include <utility>
+
+namespace ringmem {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+// How often a guard is looked at: soon at first, then rarely, because a guard behind a persistent
+// kernel may take hours.
+constexpr auto shortest_pause = 100us;
+constexpr auto longest_pause = 10ms;
+
+// A release that fails is repeated; a sticky error makes that useless but harmless.
+constexpr int attempts = 3;
+
+Reaper* the_reaper = nullptr;
+
+}  // namespace
+
+Reaper& Reaper::instance() {
+  static Reaper* const reaper = new Reaper;
+  return *reaper;
+}
+
+Reaper::Reaper() {
+  the_reaper = this;
+  // Forking takes the lock, so that the child never inherits it locked by a thread it lacks.
+  pthread_atfork([] { the_reaper->mutex_.lock(); }, [] { the_reaper->mutex_.unlock(); },
+                 [] { the_reaper->mutex_.unlock(); });
+}
+
+void Reaper::start_locked() {
+  const int pid = getpid();
+  if (pid_ == pid) return;
+  // In a forked child the parent's jobs are the parent's: their memory is not ours to release.
+  // They are left alone rather than destroyed, which would run their owners' code here.
+  if (pid_ != 0) {
+    new std::deque<ReaperJob>(std::move(queue_));
+    queue_.clear();
+    pending_ = 0;
+  }
+  std::thread([this] { loop(); }).detach();
+  pid_ = pid;
+}
+
+void Reaper::post(ReaperJob&& job) {
+  {
+    std::lock_guard lock(mutex_);
+    start_locked();
+    queue_.push_back(std::move(job));
+    ++pending_;
+  }
+  posted_.notify_one();
+}
+
+std::size_t Reaper::pending() const {
+  std::lock_guard lock(mutex_);
+  return pid_ == getpid() ? pending_ : 0;
+}
+
+bool Reaper::flush(double timeout_s) {
+  std::unique_lock lock(mutex_);
+  if (pid_ != getpid()) return true;
+  const std::size_t target = finished_ + pending_;
+  auto enough = [&] { return finished_ >= target || pending_ == 0; };
+  if (timeout_s < 0) {
+    done_.wait(lock, enough);
+    return true;
+  }
+  const auto span = std::chrono::duration<double>(std::min(timeout_s, 1e6));
+  return done_.wait_for(lock, std::chrono::duration_cast<Clock::duration>(span), enough);
+}
+
+void Reaper::set_failure_hook(FailureHook hook) noexcept {
+  std::lock_guard lock(mutex_);
+  hook_ = hook;
+}
+
+// An event that fails is a device that failed: nothing is left to wait for.
+bool Reaper::ready(ReaperJob& job) noexcept {
+  while (!job.guards.empty()) {
+    const Guard guard = job.guards.back();
+    if (job.driver->event_query(guard.device, guard.event) == Status::not_ready) return false;
+    for (int i = 0; i < attempts; ++i) {
+      if (ok(job.driver->event_destroy(guard.device, guard.event))) break;
+    }
+    job.guards.pop_back();
+  }
+  return true;
+}
+
+void Reaper::execute(ReaperJob& job) noexcept {
+  Status status = Status::success;
+  for (int i = 0; i < attempts; ++i) {
+    status = job.run();
+    if (ok(status)) break;
+  }
+  // A driver that is already shut down has released everything itself.
+  if (ok(status) || status == Status::deinitialized) return;
+  FailureHook hook;
+  {
+    std::lock_guard lock(mutex_);
+    hook = hook_;
+  }
+  if (hook) hook(job.what, status);
+}
+
+void Reaper::loop() {
+  std::deque<ReaperJob> waiting;
+  auto pause = std::chrono::duration_cast<Clock::duration>(shortest_pause);
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      auto some = [&] { return !queue_.empty(); };
+      if (waiting.empty()) {
+        posted_.wait(lock, some);
+      } else if (posted_.wait_for(lock, pause, some)) {
+        pause = shortest_pause;
+      }
+      std::move(queue_.begin(), queue_.end(), std::back_inserter(waiting));
+      queue_.clear();
+    }
+    std::size_t finished = 0;
+    for (auto job = waiting.begin(); job != waiting.end();) {
+      if (!ready(*job)) {
+        ++job;
+        continue;
+      }
+      execute(*job);
+      job = waiting.erase(job);
+      ++finished;
+      std::lock_guard lock(mutex_);
+      --pending_;
+      ++finished_;
+      done_.notify_all();
+    }
+    pause = finished ? Clock::duration(shortest_pause) : std::min<Clock::duration>(pause * 2, longest_pause);
+  }
+}
+
+}  // namespace ringmem
