@@ -13,6 +13,24 @@ std::shared_ptr<Growable> Growable::create(DriverRef driver, GrowableOptions opt
   return std::make_shared<Growable>(std::move(range), std::move(options));
 }
 
+std::shared_ptr<Growable> Growable::adopt(std::vector<PhysicalRef> memories,
+                                          std::vector<AccessGrant> grants) {
+  if (memories.empty()) throw InvalidValue("memories is empty: there is nothing to attach");
+  GrowableOptions options;
+  options.props = memories.front()->props();
+  options.grants = std::move(grants);
+  std::vector<std::size_t> sizes;
+  for (const PhysicalRef& memory : memories) {
+    sizes.push_back(memory->nbytes());
+    options.max_nbytes = checked_add(options.max_nbytes, memory->nbytes(), "nbytes");
+  }
+  auto growable = create(memories.front()->driver(), std::move(options));
+  std::lock_guard layout(growable->layout_);
+  growable->map_more(sizes, memories.data());
+  growable->nbytes_ = growable->mapped_;
+  return growable;
+}
+
 Growable::Growable(RangeRef range, GrowableOptions options)
     : range_(std::move(range)), options_(std::move(options)),
       recycler_(Recycler::of(range_->driver(), options_.props)) {}
@@ -42,7 +60,6 @@ bool Growable::resize_in_place(std::size_t nbytes) {
   {
     std::lock_guard lock(state_);
     require_open_locked();
-    if (nbytes > nbytes_) check(stuck_, "cuMemUnmap", "undoing an earlier growth; close the buffer");
     if (nbytes < nbytes_ || nbytes > mapped_) return false;
     nbytes_ = nbytes;
     low = ahead_is_low_locked();
@@ -98,54 +115,43 @@ void Growable::shrink(std::size_t nbytes, const std::vector<StreamRef>& streams)
   wake();
 }
 
-// Maps [mapped, target): few handles, one access call. All of it or nothing.
 void Growable::map_up_to(std::size_t target) {
+  map_more(plan_handles(mapped_, target - mapped_, granularity(), options_.max_handle_nbytes),
+           nullptr);
+}
+
+// Maps handles of these sizes behind what is mapped: memory that is `ready`, or new. One access
+// call. All of it or nothing.
+void Growable::map_more(const std::vector<std::size_t>& sizes, const PhysicalRef* ready) {
   Driver& driver = *range_->driver();
+  check(clear_limbo(), "cuMemUnmap", "of pages that an earlier call could not unmap");
   const std::size_t start = mapped_;
-  const std::vector<std::size_t> sizes =
-      plan_handles(start, target - start, granularity(), options_.max_handle_nbytes);
   MappingTicket ticket(driver, sizes.size());
   if (segments_.size() + sizes.size() > segments_.capacity()) {
     segments_.reserve(2 * segments_.size() + sizes.size());  // push_back below cannot throw
   }
   const std::size_t before = segments_.size();
   const DevicePtr base = range_->ptr();
-  std::size_t end = start;
   try {
     for (const std::size_t size : sizes) {
-      PhysicalRef memory = obtain(size);
-      check(driver.mem_map(base + end, size, memory->handle()), "cuMemMap");
-      segments_.push_back(Segment{end, size, std::move(memory), nullptr});
-      end += size;
+      PhysicalRef memory = ready ? *ready++ : obtain(size);
+      check(driver.mem_map(base + end(), size, memory->handle()), "cuMemMap");
+      segments_.push_back(Segment{end(), size, std::move(memory), nullptr});
     }
     if (!options_.grants.empty()) {
-      check(driver.mem_set_access(base + start, target - start, options_.grants.data(),
+      check(driver.mem_set_access(base + start, end() - start, options_.grants.data(),
                                   options_.grants.size()),
             "cuMemSetAccess");
     }
   } catch (...) {
-    const bool undone = end == start || ok(unmap(start, end)) || ok(unmap(start, end));
-    if (undone) {
-      while (segments_.size() > before) segments_.pop_back();
-    } else {  // they stay mapped, out of use, until close() takes them off
-      ticket.keep();
-      std::lock_guard state(state_);
-      mapped_ = end;
-      stuck_ = Status::unmap_failed;
-    }
+    ticket.keep();
+    return_mappings(sizes.size() - (segments_.size() - before));
+    if (!ok(unmap_from(before))) clear_limbo();
     throw;
   }
   ticket.keep();
   std::lock_guard state(state_);
-  mapped_ = target;
-}
-
-// After a failure "nothing mapped there" is success: the failed call may have happened.
-Status Growable::unmap(std::size_t start, std::size_t end) noexcept {
-  Status status = driver()->mem_unmap(range_->ptr() + start, end - start);
-  if (unmap_failed_ && gone(status)) status = Status::success;
-  unmap_failed_ = !ok(status);
-  return status;
+  mapped_ = end();
 }
 
 PhysicalRef Growable::obtain(std::size_t nbytes) {
@@ -223,7 +229,7 @@ std::size_t Growable::nbytes() const {
 
 std::size_t Growable::committed() const {
   std::lock_guard state(state_);
-  return mapped_;
+  return mapped_ + limbo_;
 }
 
 std::size_t Growable::handles() const {

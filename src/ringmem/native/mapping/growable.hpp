@@ -3,7 +3,9 @@
 //
 // Invariant: [0, mapped) is mapped without a hole, by `segments_` in order; 0 <= nbytes <= mapped.
 // What lies between nbytes and mapped was mapped ahead, or was given up by a shrink and waits for
-// its guard; a growth takes it back in place.
+// its guard; a growth takes it back in place. Segments behind `mapped` are in limbo: an unmap of
+// them failed, so nobody knows whether they are mapped. They are unmapped again before anything is
+// mapped in their place.
 //
 // Two locks. `layout_` is held by whoever maps or unmaps (none of those calls blocks); `state_`
 // only for a few loads and stores, so growth into what is mapped never waits for the driver. Order:
@@ -35,6 +37,11 @@ class Growable final : public Job, public std::enable_shared_from_this<Growable>
  public:
   static std::shared_ptr<Growable> create(DriverRef driver, GrowableOptions options);
 
+  // All of `memories`, which are of one kind, one after another: a buffer of another process.
+  // It may shrink, and has no room to grow.
+  static std::shared_ptr<Growable> adopt(std::vector<PhysicalRef> memories,
+                                         std::vector<AccessGrant> grants);
+
   Growable(RangeRef range, GrowableOptions options);
   ~Growable() override;
 
@@ -56,7 +63,8 @@ class Growable final : public Job, public std::enable_shared_from_this<Growable>
   void unpin(std::size_t nbytes) noexcept;
 
   // Blocks until the work of `streams` is over, then releases everything. Throws InvalidValue
-  // while pinned, DriverError when a call fails; if that was the unmap, nothing has changed.
+  // while pinned (nothing has changed), DriverError when a call fails; if that was the unmap, the
+  // buffer is open and empty, and a second close() tries again.
   void close(const std::vector<StreamRef>& streams);
   // As close(), by the mapping thread and without waiting here; for finalizers.
   void abandon(const std::vector<StreamRef>& streams) noexcept;
@@ -93,9 +101,13 @@ class Growable final : public Job, public std::enable_shared_from_this<Growable>
   void grow(std::size_t nbytes, const std::vector<StreamRef>& streams);
   void shrink(std::size_t nbytes, const std::vector<StreamRef>& streams);
   void map_up_to(std::size_t target);                // layout_ held
+  void map_more(const std::vector<std::size_t>& sizes, const PhysicalRef* ready);  // layout_ held
   Status release_tail() noexcept;                    // layout_ held
   Outcome release_all() noexcept;                    // layout_ held
-  Status unmap(std::size_t start, std::size_t end) noexcept;  // layout_ held
+  Status unmap_from(std::size_t first) noexcept;     // layout_ held
+  Status clear_limbo() noexcept;                     // layout_ held
+  void drop_last(Status* first_failure) noexcept;    // layout_ held
+  std::size_t end() const noexcept;                  // layout_ held
   bool tail_waits() const noexcept;                  // layout_ held
   Progress step_open() noexcept;                     // layout_ held
   Progress step_farewell() noexcept;                 // layout_ held
@@ -114,15 +126,14 @@ class Growable final : public Job, public std::enable_shared_from_this<Growable>
 
   mutable std::mutex layout_;
   std::vector<Segment> segments_;
-  bool unmap_failed_ = false;
-
+  bool recycling_ = true;  // handles go to the recycler; not when closing
   mutable std::mutex state_;
   Life life_ = Life::open;
   std::size_t nbytes_ = 0;
   std::size_t mapped_ = 0;
   std::size_t ahead_ = 0;
   Status worker_status_ = Status::success;
-  Status stuck_ = Status::success;   // an undo failed: pages without access stay at the end
+  std::size_t limbo_ = 0;            // bytes of segments behind mapped_
   std::map<std::size_t, int> pins_;  // bytes -> views of so many
   std::shared_ptr<Guard> farewell_;  // what an abandoned buffer waits for
   int farewell_attempts_ = 0;

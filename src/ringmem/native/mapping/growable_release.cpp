@@ -1,4 +1,6 @@
 // How a growable buffer gives pages back: the mapping thread's part, and closing.
+#include <algorithm>
+
 #include "mapping/growable.hpp"
 #include "mapping/limits.hpp"
 
@@ -26,7 +28,8 @@ Job::Progress Growable::step() noexcept {
 }
 
 Job::Progress Growable::step_open() noexcept {
-  Status status = release_tail();
+  Status status = clear_limbo();
+  if (ok(status)) status = release_tail();
   std::size_t keep;
   {
     std::lock_guard state(state_);
@@ -62,28 +65,65 @@ Status Growable::release_tail() noexcept {
          (!segments_[first - 1].guard || segments_[first - 1].guard->done())) {
     --first;
   }
-  const std::size_t end = mapped_;
   {
     std::lock_guard state(state_);
     keep = keep_locked();  // the buffer may have grown in place meanwhile
     while (first < segments_.size() && segments_[first].offset < keep) ++first;
     if (first == segments_.size()) return Status::success;
-    mapped_ = segments_[first].offset;
+    mapped_ = segments_[first].offset;  // from here on no growth takes them back
   }
+  return unmap_from(first);
+}
+
+std::size_t Growable::end() const noexcept {
+  return segments_.empty() ? 0 : segments_.back().offset + segments_.back().nbytes;
+}
+
+// Unmaps the segments from `first` on in one call and lets go of their memory. When the call fails
+// they are in limbo.
+Status Growable::unmap_from(std::size_t first) noexcept {
+  if (first == segments_.size()) return Status::success;
   const std::size_t start = segments_[first].offset;
-  Status status = unmap(start, end);
-  if (!ok(status)) {
+  Status status = driver()->mem_unmap(range_->ptr() + start, end() - start);
+  {
     std::lock_guard state(state_);
-    mapped_ = end;
-    return status;
+    mapped_ = std::min(mapped_, start);
+    limbo_ = ok(status) ? 0 : end() - mapped_;
   }
+  if (!ok(status)) return status;
   return_mappings(segments_.size() - first);
-  while (segments_.size() > first) {
-    const Status released = recycler_->offer(std::move(segments_.back().memory));
-    segments_.pop_back();
-    if (ok(status)) status = released;
-  }
+  while (segments_.size() > first) drop_last(&status);
   return status;
+}
+
+// One by one, since some may be unmapped: an unmap that failed can have happened all the same.
+Status Growable::clear_limbo() noexcept {
+  Status first_failure = Status::success;
+  while (end() > mapped_) {
+    const Segment& last = segments_.back();
+    const Status status = driver()->mem_unmap(range_->ptr() + last.offset, last.nbytes);
+    if (!gone(status)) return status;
+    return_mappings(1);
+    drop_last(&first_failure);
+    std::lock_guard state(state_);
+    limbo_ = end() - mapped_;
+  }
+  return first_failure;
+}
+
+void Growable::drop_last(Status* first_failure) noexcept {
+  Status status = Status::success;
+  if (recycling_) {
+    status = recycler_->offer(std::move(segments_.back().memory));
+  } else {
+    try {
+      segments_.back().memory->close();
+    } catch (const DriverError& error) {
+      status = error.status;
+    }
+  }
+  segments_.pop_back();
+  if (ok(*first_failure)) *first_failure = status;
 }
 
 void Growable::settle() {
@@ -139,6 +179,7 @@ void Growable::close(const std::vector<StreamRef>& streams) {
     throw;
   }
   if (!outcome.unmapped) {
+    recycling_ = true;
     std::lock_guard state(state_);
     life_ = Life::open;
   }
@@ -169,25 +210,24 @@ Job::Progress Growable::step_farewell() noexcept {
 }
 
 // Pages, then handles, then addresses. When the pages cannot be unmapped nothing else is tried;
-// after that everything is, and the first failure is told.
+// after that everything is, and the first failure is told. Nothing is kept for reuse: closing
+// gives memory back.
 Growable::Outcome Growable::release_all() noexcept {
-  Outcome outcome;
-  if (mapped_ > 0) {
-    outcome.status = unmap(0, mapped_);
-    outcome.operation = "cuMemUnmap";
-    outcome.unmapped = ok(outcome.status);
-    if (!outcome.unmapped) return outcome;
-    return_mappings(segments_.size());
-  }
+  Outcome outcome{Status::success, "cuMemRelease", true};
+  recycling_ = false;
   {
     std::lock_guard state(state_);
-    mapped_ = 0;
-    life_ = Life::closed;
+    nbytes_ = 0;
   }
-  while (!segments_.empty()) {
-    const Status released = recycler_->offer(std::move(segments_.back().memory));
-    segments_.pop_back();
-    if (ok(outcome.status) && !ok(released)) outcome = {released, "cuMemRelease", true};
+  outcome.status = clear_limbo();
+  if (end() == mapped_ && !segments_.empty()) {
+    const Status status = unmap_from(0);
+    if (ok(outcome.status)) outcome.status = status;
+  }
+  if (!segments_.empty()) return {outcome.status, "cuMemUnmap", false};
+  {
+    std::lock_guard state(state_);
+    life_ = Life::closed;
   }
   try {
     range_->close();

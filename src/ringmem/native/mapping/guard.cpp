@@ -30,7 +30,9 @@ std::shared_ptr<Guard> Guard::record(DriverRef driver, const std::vector<StreamR
 }
 
 Guard::~Guard() {
-  for (const EventRef& event : events_) driver_->event_destroy(event.device, event.event);
+  for (const EventRef& event : events_) {
+    insist([&] { return driver_->event_destroy(event.device, event.event); });
+  }
 }
 
 bool Guard::done() noexcept {

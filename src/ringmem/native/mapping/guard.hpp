@@ -41,6 +41,13 @@ class RelaxedCapture {
   bool changed_ = false;
 };
 
+// Calls again once when a call failed that nobody else will repeat: a destroy in a destructor.
+template <class Call>
+Status insist(Call&& call) noexcept {
+  const Status status = call();
+  return ok(status) ? status : call();
+}
+
 // A device in this state runs nothing any more, so nothing uses its memory either.
 bool device_is_lost(Status status) noexcept;
 

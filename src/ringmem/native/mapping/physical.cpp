@@ -1,6 +1,7 @@
 #include "mapping/physical.hpp"
 
 #include "mapping/arithmetic.hpp"
+#include "mapping/guard.hpp"
 
 namespace ringmem::mapping {
 namespace {
@@ -83,8 +84,7 @@ std::shared_ptr<PhysicalMemory> PhysicalMemory::import_fd(DriverRef driver, int 
 
 PhysicalMemory::~PhysicalMemory() {
   if (handle_ == 0 || process_.inherited()) return;
-  // Nobody is left to try again, so this does.
-  if (!ok(driver_->mem_release(handle_))) driver_->mem_release(handle_);
+  insist([this] { return driver_->mem_release(handle_); });
 }
 
 int PhysicalMemory::export_fd() {

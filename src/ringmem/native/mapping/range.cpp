@@ -47,8 +47,7 @@ std::shared_ptr<AddressRange> AddressRange::reserve(DriverRef driver, std::size_
 
 AddressRange::~AddressRange() {
   if (ptr_ == 0 || process_.inherited()) return;
-  // Nobody is left to try again, so this does.
-  if (!ok(driver_->address_free(ptr_, nbytes_))) driver_->address_free(ptr_, nbytes_);
+  insist([this] { return driver_->address_free(ptr_, nbytes_); });
 }
 
 std::shared_ptr<MappedRange> AddressRange::map(const PhysicalRef& memory, std::size_t offset,

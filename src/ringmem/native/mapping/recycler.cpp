@@ -56,7 +56,7 @@ Recycler::~Recycler() {
     return;  // the handles' own destructors see that too
   }
   std::erase_if(cleaning_, [this](Cleaning& cleaning) { return end_cleaning(cleaning); });
-  if (stream_ != 0) driver_->stream_destroy(props_.location.id, stream_);
+  if (stream_ != 0) insist([this] { return driver_->stream_destroy(props_.location.id, stream_); });
 }
 
 PhysicalRef Recycler::take(std::size_t nbytes) noexcept {
@@ -121,6 +121,13 @@ void Recycler::drain() noexcept {
   for (PhysicalRef& memory : dirty) forget(memory);
 }
 
+std::size_t Recycler::ready() noexcept {
+  std::lock_guard lock(mutex_);
+  std::size_t sum = 0;
+  for (const auto& [nbytes, handles] : clean_) sum += nbytes * handles.size();
+  return sum;
+}
+
 Job::Progress Recycler::step() noexcept {
   for (;;) {
     Cleaning next;
@@ -160,8 +167,8 @@ bool Recycler::begin_cleaning(Cleaning& cleaning) noexcept {
   } catch (...) {
     // A fill that was started without an event to tell its end: wait for it, it is short.
     if (cleaning.guard) driver_->stream_synchronize(device, stream_);
-    if (mapped) driver_->mem_unmap(cleaning.ptr, nbytes);
-    if (cleaning.ptr != 0) driver_->address_free(cleaning.ptr, nbytes);
+    if (mapped) insist([&] { return driver_->mem_unmap(cleaning.ptr, nbytes); });
+    if (cleaning.ptr != 0) insist([&] { return driver_->address_free(cleaning.ptr, nbytes); });
     return false;
   }
 }
@@ -169,9 +176,13 @@ bool Recycler::begin_cleaning(Cleaning& cleaning) noexcept {
 // False: the fill still runs or the pages cannot be unmapped; to be tried again.
 bool Recycler::end_cleaning(Cleaning& cleaning) noexcept {
   const std::size_t nbytes = cleaning.memory->nbytes();
-  if (!cleaning.guard->done() || !ok(driver_->mem_unmap(cleaning.ptr, nbytes))) return false;
+  if (!cleaning.guard->done()) return false;
+  Status status = driver_->mem_unmap(cleaning.ptr, nbytes);
+  if (cleaning.unmap_failed && gone(status)) status = Status::success;
+  cleaning.unmap_failed = !ok(status);
+  if (!ok(status)) return false;
   return_mappings(1);
-  driver_->address_free(cleaning.ptr, nbytes);
+  insist([&] { return driver_->address_free(cleaning.ptr, nbytes); });
   try {
     std::lock_guard lock(mutex_);
     clean_[nbytes].push_back(cleaning.memory);

@@ -41,6 +41,7 @@ class Recycler final : public Job, public std::enable_shared_from_this<Recycler>
   static void drain_all(const Driver& driver) noexcept;
 
   std::size_t kept() const noexcept { return kept_.load(std::memory_order_relaxed); }
+  std::size_t ready() noexcept;  // bytes of these that take() can hand out
   Progress step() noexcept override;
 
  private:
@@ -48,6 +49,7 @@ class Recycler final : public Job, public std::enable_shared_from_this<Recycler>
     PhysicalRef memory;
     DevicePtr ptr = 0;  // where it is mapped for the fill
     std::shared_ptr<Guard> guard;
+    bool unmap_failed = false;
   };
 
   bool begin_cleaning(Cleaning& cleaning) noexcept;

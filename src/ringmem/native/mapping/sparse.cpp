@@ -84,9 +84,8 @@ void Sparse::make_zero_page() {
       const Status waited = d.stream_synchronize(device, stream);
       if (ok(status)) status = waited, operation = "cuStreamSynchronize";
     }
-    const Status destroyed = d.stream_destroy(device, stream);
+    insist([&] { return d.stream_destroy(device, stream); });
     check(status, operation);
-    check(destroyed, "cuStreamDestroy");
     mapped->unmap({}, {});
   }
   std::lock_guard lock(mutex_);
@@ -103,6 +102,11 @@ void Sparse::map(const std::vector<PageRun>& wanted) {
     if (!taken.empty()) {
       throw InvalidValue("pages: " + describe(taken.front()) + " are mapped already; unmap them " +
                          "first or leave them out");
+    }
+  }
+  if (limbo_) {
+    for (const PageRun& run : runs) {
+      check(clear_limbo(run), "cuMemUnmap", "of pages that an earlier call could not unmap");
     }
   }
   std::vector<PageRun> fresh;
@@ -166,43 +170,62 @@ void Sparse::map_run(PageRun run) {
   ticket.keep();
 }
 
-// Undo of map_run(). Pages that even a second try cannot unmap are `leaving`: step() goes on.
+// Undo of map_run(). Pages that even a second try cannot unmap are left to step().
 void Sparse::take_off(PageRun run) noexcept {
-  if (ok(vacate(run)) || ok(vacate(run))) return;
-  for (std::size_t i = run.first; i < run.first + run.count; ++i) {
-    pages_[i].state = PageState::leaving;
-  }
+  set_state({run}, PageState::leaving);
+  if (ok(vacate(run)) || ok(clear_limbo(run))) return;
   Worker::post(shared_from_this());
 }
 
-// After a failure "nothing mapped there" is success: the failed call may have happened.
-Status Sparse::unmap_pages(PageRun run) noexcept {
-  Status status = driver()->mem_unmap(at(run.first), bytes_of(run));
-  if (unmap_failed_ && gone(status)) status = Status::success;
-  unmap_failed_ = !ok(status);
+// Unmaps a run of pages, with memory or with zeros, in one call. When that fails they are in limbo.
+Status Sparse::unmap_run(PageRun run) noexcept {
+  const Status status = driver()->mem_unmap(at(run.first), bytes_of(run));
+  for (std::size_t i = run.first; i < run.first + run.count; ++i) pages_[i].limbo = !ok(status);
+  if (ok(status)) return_mappings(run.count);
+  else limbo_ = true;
   return status;
 }
 
-// Unmaps a run of pages that have memory, in one call. On failure nothing has changed.
-Status Sparse::vacate(PageRun run) noexcept {
-  const Status status = unmap_pages(run);
-  if (!ok(status)) return status;
-  return_mappings(run.count);
-  held_ -= run.count;
-  for (std::size_t i = run.first; i < run.first + run.count; ++i) {
-    Page& page = pages_[i];
+// One by one, since some may be unmapped: an unmap that failed can have happened all the same.
+Status Sparse::clear_limbo(PageRun within) noexcept {
+  Status first = Status::success;
+  for (std::size_t i = within.first; i < within.first + within.count; ++i) {
+    if (!pages_[i].limbo) continue;
+    const Status status = driver()->mem_unmap(at(i), options_.page_nbytes);
+    if (gone(status)) {
+      pages_[i].limbo = false;
+      return_mappings(1);
+      finish(pages_[i]);
+    } else if (ok(first)) {
+      first = status;
+    }
+  }
+  return first;
+}
+
+// The page is unmapped: lets go of what was there.
+void Sparse::finish(Page& page) noexcept {
+  if (page.memory) {
     keep_or_release(std::move(page.memory));
     page.memory.reset();
-    page.guard.reset();
-    page.state = PageState::empty;
+    --held_;
   }
+  page.guard.reset();
+  page.zero = false;
+  page.state = PageState::empty;
   bare_ = options_.read_zero;
+}
+
+// Unmaps a run of pages, in one call, and lets go of what was there.
+Status Sparse::vacate(PageRun run) noexcept {
+  const Status status = unmap_run(run);
+  if (!ok(status)) return status;
+  for (std::size_t i = run.first; i < run.first + run.count; ++i) finish(pages_[i]);
   return status;
 }
 
 // Takes the page of zeros off a run of empty pages.
 void Sparse::uncover(PageRun run) {
-  if (!options_.read_zero) return;
   const std::size_t end = run.first + run.count;
   for (std::size_t i = run.first; i < end;) {
     std::size_t stop = i;
@@ -211,10 +234,13 @@ void Sparse::uncover(PageRun run) {
       ++i;
       continue;
     }
-    bare_ = true;  // until the run has memory, or map() puts the zeros back
-    check(unmap_pages(PageRun{i, stop - i}), "cuMemUnmap");
-    return_mappings(stop - i);
-    for (; i < stop; ++i) pages_[i].zero = false;
+    const PageRun covered{i, stop - i};
+    const Status status = vacate(covered);
+    if (!ok(status)) {
+      clear_limbo(covered);
+      throw DriverError(status, "cuMemUnmap", "of the page of zeros");
+    }
+    i = stop;
   }
 }
 
@@ -226,7 +252,7 @@ Status Sparse::cover_with_zeros() noexcept {
   for (std::size_t i = 0; i < pages_.size();) {
     std::size_t stop = i;
     const auto bare = [&](const Page& page) {
-      return page.state == PageState::empty && !page.zero && !page.memory;
+      return page.state == PageState::empty && !page.zero && !page.memory && !page.limbo;
     };
     while (stop < pages_.size() && bare(pages_[stop])) ++stop;
     if (stop == i) {
@@ -246,21 +272,21 @@ Status Sparse::cover_with_zeros() noexcept {
         status = driver()->mem_set_access(at(i), bytes_of(run), zero_grants_.data(),
                                           zero_grants_.size());
       }
-      if (ok(status)) ticket.keep();
+      ticket.keep();
+      return_mappings(run.count - done);
     } catch (const DriverError& error) {
       status = error.status;
     } catch (...) {
       status = Status::out_of_memory;
     }
-    if (ok(status)) {
-      for (; i < stop; ++i) pages_[i].zero = true;
-    } else {
-      const PageRun begun{run.first, done};
-      if (done > 0 && !ok(unmap_pages(begun))) unmap_pages(begun);
+    for (std::size_t k = 0; k < done; ++k) pages_[i + k].zero = true;
+    if (!ok(status)) {
+      const PageRun begun{i, done};
+      if (done > 0 && !ok(vacate(begun))) clear_limbo(begun);
       bare_ = true;
       if (ok(first)) first = status;
-      i = stop;
     }
+    i = stop;
   }
   return first;
 }
@@ -287,14 +313,16 @@ PhysicalRef Sparse::obtain() {
 
 void Sparse::keep_or_release(PhysicalRef memory) noexcept {
   const bool room = (free_.size() + 1) * options_.page_nbytes <= options_.cache_nbytes;
-  if (room && !memory->exported()) {
-    try {
-      free_.push_back(std::move(memory));
-      return;
-    } catch (...) {  // no memory for the list: release
-    }
+  const bool keep = life_ == Life::open && !memory->exported();
+  Status released = Status::success;
+  try {
+    if (keep && room) free_.push_back(std::move(memory));
+    else if (keep) released = recycler_->offer(std::move(memory));
+    else memory->close();
+  } catch (const DriverError& error) {
+    released = error.status;
+  } catch (...) {  // no memory for the list: the reference goes, and with it the memory
   }
-  const Status released = recycler_->offer(std::move(memory));
   if (!ok(released)) worker_status_ = released;
 }
 

@@ -79,13 +79,16 @@ class Sparse final : public Job, public std::enable_shared_from_this<Sparse> {
     std::shared_ptr<Guard> guard;
     unsigned pins = 0;
     PageState state = PageState::empty;
-    bool zero = false;  // the page of zeros is mapped here
+    bool zero = false;   // the page of zeros is mapped here
+    bool limbo = false;  // an unmap failed: nobody knows whether anything is mapped here
   };
 
   // All of these with mutex_ held; none blocks.
   void map_run(PageRun run);
   void take_off(PageRun run) noexcept;
-  Status unmap_pages(PageRun run) noexcept;
+  Status unmap_run(PageRun run) noexcept;
+  Status clear_limbo(PageRun within) noexcept;
+  void finish(Page& page) noexcept;
   Status vacate(PageRun run) noexcept;
   void set_state(const std::vector<PageRun>& runs, PageState state) noexcept;
   Status cover_with_zeros() noexcept;
@@ -115,7 +118,7 @@ class Sparse final : public Job, public std::enable_shared_from_this<Sparse> {
   std::vector<PhysicalRef> free_;
   std::size_t held_ = 0;     // pages with memory of their own
   std::size_t mapped_ = 0;   // of these, not leaving
-  bool unmap_failed_ = false;
+  bool limbo_ = false;       // some page may be in limbo
   bool bare_ = false;        // some page may have to be covered with zeros
   Life life_ = Life::open;
   Status worker_status_ = Status::success;

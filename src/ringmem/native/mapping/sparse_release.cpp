@@ -17,7 +17,15 @@ Job::Progress Sparse::step() noexcept {
     }
     return ok(release_all()) || life_ == Life::closed ? Progress::done : Progress::waiting;
   }
-  worker_status_ = release_leaving();
+  const PageRun all{0, pages_.size()};
+  Status status = Status::success;
+  if (limbo_) {
+    status = clear_limbo(all);
+    limbo_ = !ok(status);
+  }
+  const Status released = release_leaving();
+  if (ok(status)) status = released;
+  worker_status_ = status;
   const Status covered = bare_ ? cover_with_zeros() : Status::success;
   if (ok(worker_status_)) worker_status_ = covered;
   if (!ok(worker_status_)) return Progress::done;
@@ -31,7 +39,7 @@ Job::Progress Sparse::step() noexcept {
 Status Sparse::release_leaving() noexcept {
   Status first = Status::success;
   const auto ready = [](const Page& page) {
-    return page.state == PageState::leaving && (!page.guard || page.guard->done());
+    return page.state == PageState::leaving && !page.limbo && (!page.guard || page.guard->done());
   };
   for (std::size_t i = 0; i < pages_.size();) {
     std::size_t stop = i;
@@ -126,6 +134,10 @@ void Sparse::abandon(const std::vector<StreamRef>& streams) noexcept {
 // Every run of mappings, whosever memory it is, in one unmap call each. When a run cannot be
 // unmapped the buffer stays as it is, less what went before.
 Status Sparse::release_all() noexcept {
+  life_ = Life::closing;  // so that nothing is kept for reuse: closing gives memory back
+  Status status = clear_limbo(PageRun{0, pages_.size()});
+  if (!ok(status)) return status;
+  worker_status_ = Status::success;
   const auto occupied = [](const Page& page) { return page.memory || page.zero; };
   for (std::size_t i = 0; i < pages_.size();) {
     std::size_t stop = i;
@@ -134,19 +146,12 @@ Status Sparse::release_all() noexcept {
       ++i;
       continue;
     }
-    const Status status = unmap_pages(PageRun{i, stop - i});
+    status = vacate(PageRun{i, stop - i});
     if (!ok(status)) {
       recount();
       return status;
     }
-    return_mappings(stop - i);
-    for (; i < stop; ++i) {
-      if (pages_[i].memory) {
-        const Status released = recycler_->offer(std::move(pages_[i].memory));
-        if (!ok(released)) worker_status_ = released;
-      }
-      pages_[i] = Page{};
-    }
+    i = stop;
   }
   recount();
   life_ = Life::closed;
