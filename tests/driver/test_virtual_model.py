@@ -251,7 +251,7 @@ def test_virtual_memory_does_as_its_model(driver: native.Driver) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=100,
+            max_examples=60,
             stateful_step_count=60,
             deadline=None,
             suppress_health_check=list(HealthCheck),
