@@ -6,11 +6,6 @@ NB_MODULE(_native, m) {
   // Enumerations and default arguments live as long as the interpreter; that is no leak to report.
   nb::set_leak_warnings(false);
   m.doc() = "The native floor of ringmem. Not an API: use the package.";
-#ifdef NDEBUG
-  // What is alive when the interpreter ends (devices live as long as the process) is no user's
-  // business. Debug builds tell.
-  nb::set_leak_warnings(false);
-#endif
   bind_errors(m);
   bind_allocation(m);
   bind_driver(m);
