@@ -42,4 +42,4 @@ __all__ = [
 
 # The mapping thread starts with the first work there is for it; joining one that never started
 # costs nothing.
-atexit.register(_native.stop_mapping_thread)
+atexit.register(_native.finish_mapping_thread)

@@ -180,7 +180,7 @@ void bind_mapping_buffers(nb::module_& m) {
   m.def("set_recycle_limit", &Recycler::set_limit, "nbytes"_a);
   m.def("recycle_limit", &Recycler::limit);
   m.def("mapping_thread_running", &Worker::running);
-  m.def("stop_mapping_thread", &Worker::stop, nb::call_guard<nb::gil_scoped_release>());
+  m.def("finish_mapping_thread", &Worker::finish, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace ringmem::bind
