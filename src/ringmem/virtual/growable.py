@@ -11,8 +11,9 @@ import numpy as np
 from ringmem.buffers import DeviceBuffer
 from ringmem.device import Device, Stream, as_stream
 from ringmem.native import _native
-from ringmem.native.errors import InvalidValueError
+from ringmem.native.errors import InvalidValueError, NotSupportedError
 from ringmem.virtual.locations import AccessMap, checked_nbytes, plain_grants, plain_streams
+from ringmem.virtual.sharing import ShareAccess, Ticket, make_ticket
 from ringmem.virtual.views import as_shape, borrow
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class GrowableBuffer:
         self._core = _native.Growable.create(
             self._device, nbytes, plain_grants(access, self._device), shareable, max_handle_nbytes
         )
+        self._shareable = shareable
         self._length = 0
         self.resize(shape)
 
@@ -217,6 +219,38 @@ class GrowableBuffer:
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return DLPack's type and number of the device."""
         return self.view(0).__dlpack_device__()
+
+    def share(self, access: ShareAccess = "readwrite", uses: int = 1) -> Ticket:
+        """Return a ticket with which other processes of the same user attach to the memory.
+
+        What is shared is the buffer as it is now: growth afterwards is not seen, a shrink below it
+        makes the ticket stale. The ticket does not keep the buffer; attachments keep the memory.
+
+        Parameters
+        ----------
+        access : str, optional
+            ``"readwrite"`` or ``"read"``: the most that attachments may have.
+        uses : int, optional
+            How many may attach with it.
+
+        Raises
+        ------
+        InvalidValueError
+            The buffer is empty, or an argument is wrong.
+        NotSupportedError
+            It was made with ``shareable=False``.
+        """
+        if not self._shareable:
+            raise NotSupportedError("the buffer was made with shareable=False")
+        return make_ticket(
+            self,
+            _memories,
+            shape=self.shape,
+            dtype=self._dtype,
+            device=self._device,
+            access=access,
+            uses=uses,
+        )
 
     # --- what it is ------------------------------------------------------------------------------
 
@@ -344,6 +378,10 @@ class GrowableBuffer:
 
     def _plain_streams(self, streams: object) -> list[tuple[int, int]]:
         return [*plain_streams(streams, self._device), *self._recorded()]
+
+
+def _memories(buffer: GrowableBuffer) -> list[_native.PhysicalMemory]:
+    return buffer._core.memories()
 
 
 class _Pin:

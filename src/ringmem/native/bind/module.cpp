@@ -12,6 +12,7 @@ NB_MODULE(_native, m) {
   bind_device(m);
   bind_stream(m);
   bind_layout(m);
+  bind_mapping(m);
   bind_ring(m);
   bind_buffer(m);
 }
