@@ -171,6 +171,7 @@ Status CudaDriver::discard(int device, DevicePtr ptr, std::size_t nbytes,
 
 Status CudaDriver::mem_alloc_async(int device, std::size_t nbytes, StreamHandle handle,
                                    DevicePtr* ptr) noexcept {
+  if (nbytes == 0) return Status::invalid_value;  // driver 580 takes it, older ones do not
   return into<CUdeviceptr>(ptr, [&](CUdeviceptr* out) {
     return within(device, &F::MemAllocAsync, out, nbytes, stream(handle));
   });
@@ -222,6 +223,7 @@ Status CudaDriver::pool_set_current(int device, PoolHandle handle) noexcept {
 
 Status CudaDriver::pool_alloc_async(int device, PoolHandle handle, std::size_t nbytes,
                                     StreamHandle on, DevicePtr* ptr) noexcept {
+  if (nbytes == 0) return Status::invalid_value;
   return into<CUdeviceptr>(ptr, [&](CUdeviceptr* out) {
     return within(device, &F::MemAllocFromPoolAsync, out, nbytes, pool(handle), stream(on));
   });
