@@ -279,8 +279,7 @@ void exit_buffer(Buffer& self, nb::handle type, nb::handle, nb::handle) {
   if (type.is_none()) return self.close(nullptr);
   try {
     self.close(nullptr);
-  } catch (nb::python_error& error) {
-    error.discard_as_unraisable("closing a buffer");
+  } catch (const nb::python_error&) {
   } catch (const DriverError&) {
   }
 }
@@ -353,7 +352,7 @@ void bind_lifetime(nb::class_<Buffer>& cls) {
       .def("record_stream", [](Buffer& self, nb::handle stream) {
         self.check_open();
         self.note_use(stream_ref(stream, *self.device));
-      }, nb::arg("stream"),
+      }, nb::arg("stream").none(),
            "Work on `stream` uses the memory too: freeing it waits for that work, on the device.")
       .def_prop_ro("closed", &Buffer::closed, "bool: `close()` was called.");
 }
