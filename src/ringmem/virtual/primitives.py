@@ -225,9 +225,7 @@ class AddressRange:
         self._device = device
 
     @classmethod
-    def reserve(
-        cls, device: Device | str | None, nbytes: int, alignment: int = 0
-    ) -> AddressRange:
+    def reserve(cls, device: Device | str | None, nbytes: int, alignment: int = 0) -> AddressRange:
         """Reserve addresses.
 
         Parameters
@@ -396,7 +394,9 @@ class MappedRange:
             The driver failed; the memory is still mapped, and a second call tries again.
         """
         if self._views:
-            raise InvalidValueError(f"{self._views} views of the mapping are alive: drop them first")
+            raise InvalidValueError(
+                f"{self._views} views of the mapping are alive: drop them first"
+            )
         if self.closed:
             return
         plain, events = plain_work(streams, self._range.device)
