@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from ringmem import ClosedError
-from ringmem.virtual import GrowableBuffer, attach
+from ringmem.virtual import GrowableBuffer, attach, set_recycle_limit
 
 NBYTES = 6 << 20
 LIMIT_S = 20.0
@@ -32,6 +32,7 @@ def open_descriptors():
 
 def own(tickets, stop):
     """Share for ever, until `stop` is readable."""
+    set_recycle_limit(0)  # so that descriptors can be counted
     buffer = GrowableBuffer(64 << 20, "uint8", DEVICE, shape=NBYTES, max_handle_nbytes=2 << 20)
     buffer.view().copy_from(pattern(NBYTES))
     buffer.device.synchronize()
