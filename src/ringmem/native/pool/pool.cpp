@@ -29,22 +29,6 @@ std::uint32_t units_of(std::size_t nbytes) noexcept {
 
 }  // namespace
 
-struct Pool::Want {
-  Space* space;
-  std::uint32_t units;
-  std::size_t alignment;  // 0: that of any block
-  int slot;
-  StreamHandle stream;
-  bool missed = false;
-
-  // What must be found so that an aligned block fits for certain.
-  std::uint32_t roomy() const noexcept {
-    return alignment > unit_bytes
-               ? units + static_cast<std::uint32_t>(alignment / unit_bytes) - 1
-               : units;
-  }
-};
-
 Pool::Pool(DriverRef driver, int device, PoolOptions options)
     : driver_(std::move(driver)),
       device_(device),

@@ -37,7 +37,19 @@ class Pool final : public Allocator {
   std::size_t reserved() const noexcept { return pages_.backing().counters().reserved.load(); }
 
  private:
-  struct Want;  // one allocation on its way through the slow path
+  struct Want {  // one allocation on its way through the slow path
+    pool::Space* space;
+    std::uint32_t units;
+    std::size_t alignment;  // 0: that of any block
+    int slot;
+    StreamHandle stream;
+
+    // What must be found so that an aligned block fits for certain.
+    std::uint32_t roomy() const noexcept {
+      if (alignment <= pool::unit_bytes) return units;
+      return units + static_cast<std::uint32_t>(alignment / pool::unit_bytes) - 1;
+    }
+  };
 
   Block allocate_small(std::size_t nbytes, int slot, StreamHandle stream);
   Block allocate_slow(std::size_t nbytes, std::size_t alignment, int slot, StreamHandle stream,

@@ -17,7 +17,7 @@ inline constexpr int small_classes = 40;
 // 2 KiB; below, the step is the alignment.
 constexpr int small_class(std::size_t nbytes) noexcept {
   if (nbytes <= 2048) return static_cast<int>((nbytes + small_step - 1) / small_step) - 1;
-  const int octave = std::bit_width(nbytes - 1) - 1;  // nbytes in (2^octave, 2^(octave + 1)]
+  const auto octave = static_cast<int>(std::bit_width(nbytes - 1)) - 1;  // nbytes in (2^octave, 2^(octave + 1)]
   const auto step = static_cast<int>((nbytes - 1 - (std::size_t{1} << octave)) >> (octave - 3));
   return 8 + (octave - 11) * 8 + step;
 }
