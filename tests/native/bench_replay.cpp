@@ -1,5 +1,5 @@
 // Replays exported traces on paper: bench_replay TRACE.bin… [name=value…]
-// Values: streams, late, reps, capacity (× peak live), limit (× peak live), tight, find, handle (MiB).
+// Values: streams, late, reps, capacity (× peak live), limit (× peak live), tight, find.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -40,12 +40,11 @@ Outcome play(const std::vector<TraceEvent>& trace, Settings set, double capacity
   const auto bytes = [&](double ratio) {
     return static_cast<std::size_t>(live * ratio) / PaperDriver::page * PaperDriver::page;
   };
-  auto driver = std::make_shared<PaperDriver>(capacity > 0 ? bytes(capacity) : std::size_t{1} << 38);
+  auto driver = std::make_shared<PaperDriver>(capacity > 0 ? bytes(capacity) : std::size_t{141} << 30);
   driver->set_late(static_cast<std::uint64_t>(set["late"]));
   PoolOptions options;
   if (limit > 0) options.limit = bytes(limit);
   options.tight = set["tight"] > 0;
-  if (set["handle"] > 0) options.largest_handle = static_cast<std::size_t>(set["handle"]) << 20;
   Pool pool(driver, 0, options);
   ReplayOptions play;
   play.streams.clear();

@@ -54,7 +54,7 @@ Status Backing::open(std::size_t nbytes, std::size_t least) noexcept {
 std::uint32_t Backing::new_index() {
   if (spare_.empty()) {
     handles_.emplace_back();
-    spare_.reserve(handles_.size());  // so that a release never needs memory
+    spare_.reserve(handles_.capacity());  // so that a release never needs memory
     return static_cast<std::uint32_t>(handles_.size() - 1);
   }
   const std::uint32_t index = spare_.back();

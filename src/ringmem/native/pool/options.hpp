@@ -19,7 +19,6 @@ struct PoolOptions {
   // Moves free pages before it creates new ones, always: the least memory, at the price of mapping
   // calls. Without it pages move only when the limit or the device is reached.
   bool tight = false;
-  std::size_t largest_handle = std::size_t{64} << 20;
   bool shareable = false;  // handles can be exported
   bool rdma = false;
   std::vector<AccessGrant> peers;  // who may use the memory besides its device

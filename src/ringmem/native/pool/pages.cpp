@@ -1,6 +1,7 @@
 #include "pool/pages.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 
 namespace ringmem::pool {
@@ -72,7 +73,15 @@ Status Pages::open(const char** failed) noexcept {
 std::size_t Pages::room() const noexcept {
   const std::size_t reserved = backing_.counters().reserved.load(relaxed);
   const std::size_t limit = limit_.load(relaxed);
-  return limit > reserved ? limit - reserved : 0;
+  return std::min(limit > reserved ? limit - reserved : 0, device_room_);
+}
+
+// Once the device has refused memory, it is asked how much it has before each growth.
+void Pages::ask_device() noexcept {
+  MemoryInfo info;
+  device_room_ = ok(driver_.memory_info(device_, &info))
+                     ? info.free / backing_.page_bytes() * backing_.page_bytes()
+                     : 0;
 }
 
 // What one growth creates at least: enough to make growth rare, too little to be felt.
@@ -83,10 +92,20 @@ std::size_t Pages::growth_step(const Space& space) const noexcept {
   return round_up(std::clamp(share, page, std::max(page, 32 * mib)), page);
 }
 
+// The size of new handles. Large ones cost fewer calls; but one live block holds a whole handle in
+// its place, and what is free in it cannot move. A 1/768 of the pool keeps the number of
+// handles in the low thousands and what is held in vain below two percent (docs/pool-design.md);
+// single pages where room runs out.
+std::size_t Pages::handle_bytes() const noexcept {
+  const std::size_t page = backing_.page_bytes();
+  const std::size_t share = backing_.counters().reserved.load(relaxed) / (options_.tight ? 2048 : 768);
+  return std::max(page, std::min({share, room() / 128, 64 * mib}) / page * page);
+}
+
 void Pages::cut_pieces(DevicePtr at, std::size_t nbytes,
                        std::vector<Backing::Piece>* pieces) const {
   const std::size_t page = backing_.page_bytes();
-  const std::size_t largest = std::max(page, options_.largest_handle);
+  const std::size_t largest = handle_bytes();
   while (nbytes) {
     const std::size_t piece = std::min(nbytes, largest);
     pieces->push_back({at, piece, Backing::none});
@@ -99,13 +118,24 @@ Node* Pages::grow(Space& space, std::uint32_t units, int slot, Status* status,
                   const char** failed) {
   const Timer timer(growth_ns_);
   *status = Status::success;
+  if (device_room_ != SIZE_MAX) ask_device();
   if (!options_.tight) {
     if (Node* node = create_at_end(space, units, slot, status, failed)) return node;
     if (!ok(*status) && *status != Status::out_of_memory) return nullptr;
   }
   const Timer moving(remap_ns_);
   sweep();
-  return remap(space, units, slot, status, failed);
+  // Free handles first. Where they are too large, one is given back for room to create what fits;
+  // and where there are none, room is used that tightness would not.
+  std::size_t budget = options_.tight ? 0 : room();
+  for (std::size_t left = 0;;) {
+    Node* node = remap(space, units, budget, &left, status, failed);
+    if (node || left == 0) return node;
+    const std::size_t released = release_one(left);
+    if (released) budget = std::min(room(), budget + released);
+    else if (budget < room()) budget = room();
+    else return nullptr;
+  }
 }
 
 // The tail grows by what it lacks.
@@ -127,6 +157,7 @@ Node* Pages::create_at_end(Space& space, std::uint32_t units, int, Status* statu
   cut_pieces(plan.window.parts.back()->ptr, nbytes, &plan.pieces);
   *status = backing_.fill(plan.pieces, failed);
   if (!ok(*status)) {
+    if (*status == Status::out_of_memory) ask_device();
     roll_back(&plan);
     return nullptr;
   }

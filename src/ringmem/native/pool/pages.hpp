@@ -80,17 +80,26 @@ class Pages {
 
   Node* create_at_end(Space& space, std::uint32_t units, int slot, Status* status,
                       const char** failed);
-  Node* remap(Space& space, std::uint32_t units, int slot, Status* status, const char** failed);
+  // Creates no more than `budget`. On failure `left` is what was lacking, 0 if the driver failed.
+  Node* remap(Space& space, std::uint32_t units, std::size_t budget, std::size_t* left,
+              Status* status, const char** failed);
+  std::size_t release_one(std::size_t nbytes);
   Window end_window(Space& space, std::uint32_t units) const;
   Window find_window(Space& space, std::uint32_t units) const;
   void claim(Space& space, Window* window);
   std::size_t take_source(Space& space, Node* node, std::size_t lacking, Plan* plan);
   std::size_t find_sources(std::size_t lacking, Plan* plan);
+  bool release_handle(std::uint32_t index, Node* home);
+  // Calls visit(index) for every handle that lies whole inside a free node.
+  template <typename Visit>
+  void for_each_handle(const Node& node, Visit&& visit) const;
   Node* commit(Plan* plan, std::uint32_t units);
   void roll_back(Plan* plan);
   void roll_back_locked(Plan* plan, bool unmapped);
+  std::size_t handle_bytes() const noexcept;
   void cut_pieces(DevicePtr at, std::size_t nbytes, std::vector<Backing::Piece>* pieces) const;
   std::size_t room() const noexcept;
+  void ask_device() noexcept;
   std::size_t growth_step(const Space& space) const noexcept;
 
   Driver& driver_;
@@ -101,10 +110,23 @@ class Pages {
   std::mutex mutex_;
   std::atomic<std::size_t> limit_;
   std::size_t device_bytes_ = 0;
+  std::size_t device_room_ = SIZE_MAX;  // what the device has left; unknown until it refused
   Backing backing_;
   std::vector<Stale> stale_;
   std::atomic<std::uint64_t> growth_ns_{0};
   std::atomic<std::uint64_t> remap_ns_{0};
 };
+
+template <typename Visit>
+void Pages::for_each_handle(const Node& node, Visit&& visit) const {
+  const std::size_t page = backing_.page_bytes();
+  const DevicePtr end = node.end();
+  for (DevicePtr at = round_up(node.ptr, page); at + page <= end;) {
+    const std::uint32_t index = backing_.handle_at(at);
+    const Backing::Handle& handle = backing_.handle(index);
+    if (handle.at >= node.ptr && handle.at + handle.nbytes <= end) visit(index);
+    at = handle.at + handle.nbytes;
+  }
+}
 
 }  // namespace ringmem::pool

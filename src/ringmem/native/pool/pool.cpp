@@ -56,7 +56,7 @@ Block Pool::allocate(std::size_t nbytes, StreamHandle stream) {
   shard.parked = nullptr;
   if (parked && parked->units == units) [[likely]] {
     parked->requested = nbytes;
-    parked->tag.mask = 0;
+    parked->tag = {0, shard.changes};
     parked->become(NodeState::live);
     shard.count_allocation(nbytes, parked->nbytes(), levels_);
     shard.lock.unlock();
@@ -87,6 +87,7 @@ Block Pool::allocate_slow(std::size_t nbytes, std::size_t alignment, int slot,
   node->requested = nbytes;
   Shard& shard = shards_[slot];
   const SpinGuard guard(shard.lock);
+  node->tag = {0, ++shard.changes};
   shard.count_allocation(nbytes, node->nbytes(), levels_);
   return {node->ptr, nbytes, node};
 }
@@ -108,30 +109,30 @@ Node* Pool::obtain(Want want) {
 }
 
 Node* Pool::search(const Want& want) {
+  // With a few streams the others' parked blocks join in: best fit then finds what it would find
+  // with one. With many, leaving their locks alone is worth more.
+  const int active = streams_.active();
+  if (active > 1 && active <= 8) drain(false);
   const SpinGuard guard(heap_.lock);
   return search_locked(want);
 }
 
-// In this order: memory this stream may use as it is; memory of other streams whose work is done,
-// or was waited for; memory of other streams at the price of a wait on the device; the same once
-// neighbours freed by different streams are joined.
+// The best fit, whoever freed it: a stream that has no right to it yet will wait on the device. But
+// memory that needs no wait is taken if it fits within 1/32 as well.
 Node* Pool::search_locked(const Want& want) {
   Space& space = *want.space;
   const std::uint32_t units = want.roomy();
-  const auto fits = [&](Node* node) { return node && node->units >= units; };
-  if (Node* node = space.best_own(want.slot, units)) return cut(want, node);
+  Node* own = space.best_own(want.slot, units);
+  if (streams_.active() > 1 || want.slot == StreamOrder::shared_slot) {
+    Node* ordered = space.best_foreign(want.slot, units, true);
+    if (!own || (ordered && ordered->units < own->units)) own = ordered;
+    Node* other = space.best_foreign(want.slot, units, false);
+    if (!own || (other && own->units > other->units + other->units / 32)) own = other;
+  }
+  if (own) return cut(want, own);
   Node* tail = space.tail();
-  if (fits(tail) && streams_.ordered(want.slot, tail->tag)) return cut(want, tail);
-  if (streams_.active() < 2 && want.slot != StreamOrder::shared_slot) return nullptr;
-  streams_.poll();
-  if (Node* node = space.best_foreign(want.slot, units, true)) return cut(want, node);
-  if (Node* node = space.best_foreign(want.slot, units, false)) return cut(want, node);
-  if (fits(tail) && streams_.orderable(tail->tag)) return cut(want, tail);
-  if (!space.merge_seams()) return nullptr;
-  if (Node* node = space.best_own(want.slot, units)) return cut(want, node);
-  if (Node* node = space.best_foreign(want.slot, units, false)) return cut(want, node);
-  tail = space.tail();
-  return fits(tail) && streams_.orderable(tail->tag) ? cut(want, tail) : nullptr;
+  const bool fits = tail && tail->units >= units && streams_.orderable(tail->tag);
+  return fits ? cut(want, tail) : nullptr;
 }
 
 Node* Pool::cut(const Want& want, Node* node) {
@@ -187,16 +188,22 @@ Status Pool::deallocate(const Block& block, StreamHandle stream) noexcept {
   shard.count_free(node->requested, node->nbytes());
   const Tag tag = slot == StreamOrder::shared_slot ? Tag{} : streams_.stamp(slot, node->tag.mask);
   Node* leaving = node;
-  if (slot == home && node->tag.mask == 0 && slot != StreamOrder::shared_slot) [[likely]] {
+  Node* parked = nullptr;
+  if (slot == home && node->tag.mask == 0 && node->tag.seq == shard.changes &&
+      slot != StreamOrder::shared_slot) [[likely]] {
     node->tag = tag;
     node->become(NodeState::parked);
     leaving = shard.parked;
     shard.parked = node;
   } else {
     node->become(NodeState::busy);
+    parked = shard.parked;
+    shard.parked = nullptr;
+    ++shard.changes;
     shard.settle(levels_);
   }
   shard.lock.unlock();
+  if (parked) give_back(parked, parked->tag);
   if (leaving == node) {
     Tag left = tag;
     if (slot == StreamOrder::shared_slot) {

@@ -56,11 +56,13 @@ Pages::Window Pages::find_window(Space& space, std::uint32_t units) const {
     if (total < need) continue;
     const auto consider = [&](std::size_t i, std::size_t j, std::size_t have, std::size_t holes,
                               bool cut_front) {
+      // What is more than needed stays out of the window, at one end of it.
       const Node* edge = run[cut_front ? i : j];
-      std::size_t unused = 0;
-      if (edge->is(NodeState::hole)) unused = (have - need) / page * page;
-      if (holes - unused >= found.missing) return;
-      found.missing = holes - unused;
+      const std::size_t unused = (have - need) / page * page;
+      if (unused >= edge->nbytes()) return;
+      const std::size_t missing = holes - (edge->is(NodeState::hole) ? unused : 0);
+      if (missing >= found.missing) return;
+      found.missing = missing;
       found.append = 0;
       found.skip_front = cut_front ? unused : 0;
       found.skip_back = cut_front ? 0 : unused;
@@ -75,7 +77,6 @@ Pages::Window Pages::find_window(Space& space, std::uint32_t units) const {
       have += run[j]->nbytes();
       if (run[j]->is(NodeState::hole)) holes += run[j]->nbytes();
       if (have < need) continue;
-      consider(i, j, have, holes, false);
       while (have - run[i]->nbytes() >= need) {
         have -= run[i]->nbytes();
         if (run[i]->is(NodeState::hole)) holes -= run[i]->nbytes();
@@ -90,24 +91,28 @@ Pages::Window Pages::find_window(Space& space, std::uint32_t units) const {
 
 // Takes the window's nodes out of the space: all busy from here on.
 void Pages::claim(Space& space, Window* window) {
+  const auto leave = [&](Node* node, bool free) {
+    if (free) space.give(node, node->tag);
+    else space.become_hole(node);
+  };
   for (std::size_t i = 0; i < window->parts.size(); ++i) {
     Node*& node = window->parts[i];
-    if (node->is(NodeState::free)) {
-      window->was_free.push_back(true);
+    const bool free = node->is(NodeState::free);
+    window->was_free.push_back(free);
+    if (free) {
       window->tag = joined(window->tag, node->tag);
       space.detach(node);
-      continue;
+    } else {
+      space.detach_hole(node);
     }
-    window->was_free.push_back(false);
-    space.detach_hole(node);
     if (i == 0 && window->skip_front) {
       Node* rest = space.cut(node, static_cast<std::uint32_t>(window->skip_front / unit_bytes));
-      space.become_hole(node);
+      leave(node, free);
       node = rest;
     }
     if (i + 1 == window->parts.size() && window->skip_back) {
       const std::size_t keep = node->nbytes() - window->skip_back;
-      space.become_hole(space.cut(node, static_cast<std::uint32_t>(keep / unit_bytes)));
+      leave(space.cut(node, static_cast<std::uint32_t>(keep / unit_bytes)), free);
     }
   }
   if (window->append) {
@@ -162,12 +167,8 @@ std::size_t Pages::find_sources(std::size_t lacking, Plan* plan) {
   const auto page_units = static_cast<std::uint32_t>(backing_.page_bytes() / unit_bytes);
   for (Space* space : {&heap_.medium, &heap_.large}) {
     std::vector<Node*> nodes;
-    std::size_t bytes = 0;
     space->for_each_free(page_units, [&](Node* node) {
-      if (bytes < 4 * lacking + (std::size_t{1} << 30) && streams_.orderable(node->tag)) {
-        nodes.push_back(node);
-        bytes += node->nbytes();
-      }
+      if (streams_.orderable(node->tag)) nodes.push_back(node);
     });
     std::sort(nodes.begin(), nodes.end(),
               [](const Node* a, const Node* b) { return a->units < b->units; });
@@ -179,7 +180,9 @@ std::size_t Pages::find_sources(std::size_t lacking, Plan* plan) {
   return lacking;
 }
 
-Node* Pages::remap(Space& space, std::uint32_t units, int, Status* status, const char** failed) {
+Node* Pages::remap(Space& space, std::uint32_t units, std::size_t budget, std::size_t* lacking,
+                   Status* status, const char** failed) {
+  *lacking = 0;
   Plan plan{&space, {}, {}, {}, {}};
   *failed = nullptr;
   *status = Status::success;
@@ -188,7 +191,6 @@ Node* Pages::remap(Space& space, std::uint32_t units, int, Status* status, const
     plan.window = find_window(space, units);
     if (plan.window.missing == SIZE_MAX) return nullptr;
     claim(space, &plan.window);
-    std::size_t budget = room();
     bool enough = true;
     for (std::size_t i = 0; i < plan.window.parts.size() && enough; ++i) {
       if (plan.window.was_free[i]) continue;
@@ -202,6 +204,7 @@ Node* Pages::remap(Space& space, std::uint32_t units, int, Status* status, const
         at += nbytes;
       }
       enough = left <= budget;
+      if (!enough) *lacking = left - budget;
       if (enough) {
         budget -= left;
         cut_pieces(at, left, &plan.pieces);
@@ -218,6 +221,59 @@ Node* Pages::remap(Space& space, std::uint32_t units, int, Status* status, const
     return nullptr;
   }
   return commit(&plan, units);
+}
+
+// A free handle of at least `nbytes`, or else the largest one, goes back to the driver: what it
+// leaves can be created again in the sizes that are needed.
+std::size_t Pages::release_one(std::size_t nbytes) {
+  std::uint32_t found = Backing::none;
+  Node* home = nullptr;
+  const SpinGuard guard(heap_.lock);
+  for (Space* space : {&heap_.medium, &heap_.large}) {
+    const auto page_units = static_cast<std::uint32_t>(backing_.page_bytes() / unit_bytes);
+    space->for_each_free(page_units, [&](Node* node) {
+      if (!streams_.complete(node->tag)) return;
+      for_each_handle(*node, [&](std::uint32_t index) {
+        const std::size_t size = backing_.handle(index).nbytes;
+        const std::size_t best = found ? backing_.handle(found).nbytes : 0;
+        const bool better = best < nbytes ? size > best : size >= nbytes && size < best;
+        if (!better) return;
+        found = index;
+        home = node;
+      });
+    });
+  }
+  const std::size_t size = found ? backing_.handle(found).nbytes : 0;
+  if (size <= backing_.page_bytes()) return 0;
+  return release_handle(found, home) ? size : 0;
+}
+
+// Under the heap lock: these driver calls are few and the memory must not be found meanwhile.
+bool Pages::release_handle(std::uint32_t index, Node* home) {
+  const Backing::Handle handle = backing_.handle(index);
+  Space& space = heap_.space_of(*home);
+  const Tag tag = home->tag;
+  if (!ok(backing_.release(index))) return false;
+  space.detach(home);
+  Node* node = home;
+  if (handle.at > node->ptr) {
+    node = space.cut(home, static_cast<std::uint32_t>((handle.at - home->ptr) / unit_bytes));
+    Node* back = nullptr;
+    if (node->nbytes() > handle.nbytes) {
+      back = space.cut(node, static_cast<std::uint32_t>(handle.nbytes / unit_bytes));
+    }
+    space.give(home, tag);
+    if (back) space.give(back, tag);
+  } else if (node->nbytes() > handle.nbytes) {
+    space.give(space.cut(node, static_cast<std::uint32_t>(handle.nbytes / unit_bytes)), tag);
+  }
+  if (streams_.complete(tag) && ok(backing_.unmap(node->ptr, node->nbytes()))) {
+    space.become_hole(node);
+  } else {
+    space.become_stale(node);
+    stale_.push_back({node, tag});
+  }
+  return true;
 }
 
 // --- afterwards --------------------------------------------------------------------------------------

@@ -37,7 +37,10 @@ struct alignas(64) Shard {
   static constexpr std::int64_t slack = 64 << 10;
 
   mutable SpinLock lock;
+  // The block freed last, if nothing else happened on the stream since it was allocated: then best
+  // fit would find it again for the same size, and the way there is spared.
   Node* parked = nullptr;
+  std::uint64_t changes = 0;  // what this stream took from the heap and gave back
   Counter requested;
   Counter allocated;
   std::uint64_t allocations = 0;

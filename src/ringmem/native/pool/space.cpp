@@ -142,93 +142,26 @@ Node* Space::take_aligned(Node* node, std::uint32_t units, std::size_t alignment
   return take(rest, units);
 }
 
+Tag Space::join(Tag a, Tag b) const noexcept {
+  if (a.mask == b.mask) return joined(a, b);
+  return joined(streams_.pending(a), streams_.pending(b));
+}
+
 Node* Space::give(Node* node, Tag tag) {
   node->tag = tag;
-  Node* prev = node->prev;
-  Node* next = node->next;
-  bool seam = false;
-  if (next && next->is(NodeState::free)) {
-    if (joinable(node->tag, next->tag)) {
-      detach(next);
-      node->tag = joined(node->tag, next->tag);
-      absorb_next(node);
-    } else {
-      seam = true;
-    }
-  }
-  if (prev && prev->is(NodeState::free)) {
-    if (joinable(node->tag, prev->tag)) {
-      detach(prev);
-      prev->tag = joined(prev->tag, node->tag);
-      absorb_next(prev);
-      node = prev;
-    } else {
-      seam = true;
-    }
-  }
-  attach(node);
-  if (seam) note_seam(node);
-  return node;
-}
-
-// --- seams -----------------------------------------------------------------------------------------
-
-void Space::note_seam(Node* node) {
-  if (seams_.size() >= seam_limit) seams_everywhere_ = true;
-  else seams_.push_back(node);
-}
-
-Tag Space::settled(Tag tag) const noexcept { return streams_.complete(tag) ? Tag{} : tag; }
-
-bool Space::merge_around(Node* node) {
-  if (!node->is(NodeState::free)) return false;
-  Node* prev = node->prev;
-  Node* next = node->next;
-  const bool with_next = next && next->is(NodeState::free);
-  const bool with_prev = prev && prev->is(NodeState::free);
-  if (!with_next && !with_prev) return false;
-  detach(node);
-  node->tag = settled(node->tag);
-  if (with_next) {
+  if (Node* next = node->next; next && next->is(NodeState::free)) {
     detach(next);
-    node->tag = joined(node->tag, settled(next->tag));
+    node->tag = join(tag, next->tag);
     absorb_next(node);
   }
-  if (with_prev) {
+  if (Node* prev = node->prev; prev && prev->is(NodeState::free)) {
     detach(prev);
-    prev->tag = joined(settled(prev->tag), node->tag);
+    prev->tag = join(prev->tag, node->tag);
     absorb_next(prev);
     node = prev;
   }
   attach(node);
-  return true;
-}
-
-void Space::merge_everywhere() {
-  for (Node* node = first_; node;) {
-    if (node->is(NodeState::free) && node->next && node->next->is(NodeState::free)) {
-      (void)merge_around(node);  // may vanish into its left neighbour, which is not free here
-    } else {
-      node = node->next;
-    }
-  }
-}
-
-bool Space::merge_seams() {
-  bool merged = false;
-  if (seams_everywhere_) {
-    merge_everywhere();
-    merged = true;
-  } else {
-    // A node listed here may have been joined or reused since: then it is merged if it is free
-    // again, which does no harm.
-    for (Node* node : seams_) {
-      if (node->ptr >= base_ && node->ptr < end_) merged |= merge_around(node);
-    }
-  }
-  seams_.clear();
-  seams_everywhere_ = false;
-  return merged;
+  return node;
 }
 
 // --- holes -----------------------------------------------------------------------------------------

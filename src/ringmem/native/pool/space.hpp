@@ -36,8 +36,6 @@ class Space {
   Node* best_foreign(int slot, std::uint32_t units, bool ordered_only) const noexcept;
   Node* tail() const noexcept { return tail_; }
   Node* largest() const noexcept;
-  // Free nodes side by side that different streams freed become one. False if there were none.
-  bool merge_seams();
   // The node that starts at `ptr`, or nullptr.
   Node* find(DevicePtr ptr) const noexcept;
 
@@ -70,20 +68,13 @@ class Space {
  private:
   static constexpr int any_set = StreamOrder::slots;        // nobody uses it any more
   static constexpr int mixed_set = StreamOrder::slots + 1;  // more than one stream
-  static constexpr std::size_t seam_limit = 4096;
 
   static int set_of(Tag tag) noexcept {
     if (!tag.mask) return any_set;
     return (tag.mask & (tag.mask - 1)) ? mixed_set : std::countr_zero(tag.mask);
   }
-  static bool joinable(Tag a, Tag b) noexcept {
-    return a.mask == b.mask || !a.mask || !b.mask;
-  }
   void attach(Node* node);
-  void note_seam(Node* node);
-  bool merge_around(Node* node);
-  void merge_everywhere();
-  Tag settled(Tag tag) const noexcept;
+  Tag join(Tag a, Tag b) const noexcept;
   void list_start(Node* node);
   void unlist_start(Node* node) noexcept;
   std::size_t page_of(DevicePtr ptr) const noexcept { return (ptr - base_) / page_bytes_; }
@@ -102,8 +93,6 @@ class Space {
   std::array<FreeSet, StreamOrder::slots + 2> sets_;
   std::uint64_t filled_ = 0;      // slots whose set has a node
   std::vector<Node*> starts_;     // by page: the first node that starts in it
-  std::vector<Node*> seams_;      // free nodes beside free nodes of other streams
-  bool seams_everywhere_ = false; // too many to list
 };
 
 template <typename Visit>

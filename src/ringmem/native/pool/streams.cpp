@@ -54,7 +54,7 @@ int StreamOrder::free_slot_locked() noexcept {
   }
   for (int i = 0; i < shared_slot; ++i) {
     if (!slot_[i].retired) continue;
-    poll_locked(i);
+    poll_locked(slot_[i]);
     if (completed_[i].load(relaxed) >= last_free_[i].load(relaxed)) return i;
   }
   return shared_slot;
@@ -129,6 +129,15 @@ bool StreamOrder::ordered(int slot, Tag tag) const noexcept {
   return true;
 }
 
+Tag StreamOrder::pending(Tag tag) const noexcept {
+  for (std::uint64_t rest = tag.mask; rest; rest &= rest - 1) {
+    const int slot = std::countr_zero(rest);
+    const std::uint64_t need = std::min(tag.seq, last_free_[slot].load(relaxed));
+    if (completed_[slot].load(relaxed) >= need) tag.mask &= ~bit(slot);
+  }
+  return tag;
+}
+
 // --- events --------------------------------------------------------------------------------------
 
 EventHandle StreamOrder::get_event_locked(Status* status) noexcept {
@@ -159,6 +168,7 @@ Status StreamOrder::fly_locked(Slot& slot, StreamHandle stream) noexcept {
   }
   slot.recorded = covered;
   slot.in_flight.push_back({covered, event});
+  if (slot.in_flight.size() % 8 == 0) poll_locked(slot);
   return status;
 }
 
@@ -181,15 +191,19 @@ Status StreamOrder::wait_locked(int slot, StreamHandle stream, int other,
   const Status status = cover_locked(other, epoch);
   if (!ok(status)) return status;
   std::uint64_t reached = completed_[other].load(relaxed);
-  for (const Flight& flight : slot_[other].in_flight) {
-    // Events of one stream imply the earlier ones; those of the shared slot do not.
-    if (other != shared_slot && flight.epoch < epoch) continue;
-    if (reached >= epoch) break;
+  const std::deque<Flight>& flights = slot_[other].in_flight;
+  // Events of one stream imply the earlier ones; those of the shared slot do not.
+  auto flight = flights.begin();
+  if (other != shared_slot) {
+    flight = std::partition_point(flight, flights.end(),
+                                  [epoch](const Flight& one) { return one.epoch < epoch; });
+  }
+  for (; flight != flights.end() && reached < epoch; ++flight) {
     calls_.fetch_add(1, relaxed);
     waits_.fetch_add(1, relaxed);
-    const Status waited = driver_.stream_wait_event(device_, stream, flight.event);
+    const Status waited = driver_.stream_wait_event(device_, stream, flight->event);
     if (!ok(waited)) return waited;
-    reached = flight.epoch;
+    reached = flight->epoch;
   }
   if (slot != shared_slot) raise_to(known_[slot][other], reached);
   return Status::success;
@@ -217,8 +231,8 @@ void StreamOrder::record(Tag tag) noexcept {
   }
 }
 
-void StreamOrder::poll_locked(int index) noexcept {
-  Slot& slot = slot_[index];
+void StreamOrder::poll_locked(Slot& slot) noexcept {
+  const auto index = &slot - slot_.data();
   while (!slot.in_flight.empty()) {
     calls_.fetch_add(1, relaxed);
     if (!ok(driver_.event_query(device_, slot.in_flight.front().event))) return;
@@ -231,7 +245,7 @@ void StreamOrder::poll_locked(int index) noexcept {
 void StreamOrder::poll() noexcept {
   const SpinGuard guard(lock_);
   for (int i = 0; i < slots; ++i) {
-    if (!slot_[i].in_flight.empty()) poll_locked(i);
+    if (!slot_[i].in_flight.empty()) poll_locked(slot_[i]);
   }
 }
 

@@ -47,6 +47,8 @@ class StreamOrder {
   // Whether `slot` may use memory with this tag as it is.
   bool ordered(int slot, Tag tag) const noexcept;
   bool complete(Tag tag) const noexcept { return ordered(-1, tag); }
+  // The tag without the streams whose work is known to be done.
+  Tag pending(Tag tag) const noexcept;
   // Whether order can be had by an event: false while a destroyed stream is in the tag.
   bool orderable(Tag tag) const noexcept {
     return (tag.mask & dead_.load(std::memory_order_relaxed)) == 0 || complete(tag);
@@ -94,7 +96,7 @@ class StreamOrder {
   Status cover_locked(int slot, std::uint64_t epoch) noexcept;
   Status fly_locked(Slot& slot, StreamHandle stream) noexcept;
   Status wait_locked(int slot, StreamHandle stream, int other, std::uint64_t epoch) noexcept;
-  void poll_locked(int slot) noexcept;
+  void poll_locked(Slot& slot) noexcept;
   void retire_locked(int slot) noexcept;
   EventHandle get_event_locked(Status* status) noexcept;
 
