@@ -33,15 +33,22 @@ def gpu_like():
         yield simulation.devices[0]
 
 
-def live_objects(driver):
-    gc.collect()
-    assert _native.flush_reaper(10)
-    return {kind: count for kind, count in driver.live.items() if count}
+@pytest.fixture(scope="session")
+def live_objects():
+    """Return a function that counts what a FaultyDriver gave out and did not get back."""
+
+    def count(driver):
+        gc.collect()
+        assert _native.flush_reaper(10)
+        return {kind: count for kind, count in driver.live.items() if count}
+
+    return count
 
 
 @pytest.fixture
-def faulty():
+def faulty(live_objects):
     driver = _native.FaultyDriver(_native.HostDriver("devices=2,capacity=256MiB"))
     yield driver
     driver.clear()
-    assert live_objects(driver) == {}
+    # The pool behind the allocations goes with its device, which a test may still hold.
+    assert {kind: n for kind, n in live_objects(driver).items() if kind != "pool"} == {}

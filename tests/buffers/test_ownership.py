@@ -9,7 +9,6 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import live_objects
 
 import ringmem
 from ringmem.native import _native
@@ -23,15 +22,18 @@ def device(faulty):
     return ringmem.devices_of(faulty)[0]
 
 
-def live(faulty):
-    """Live memory of any kind; not the pool behind it."""
-    counts = live_objects(faulty)
-    counts.pop("pool", None)
-    return counts
+@pytest.fixture
+def live(live_objects):
+    """Count live memory of any kind; not the pool behind it."""
+
+    def count(driver):
+        return {kind: n for kind, n in live_objects(driver).items() if kind != "pool"}
+
+    return count
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_dropping_a_buffer_frees_it_silently(faulty, device, make):
+def test_dropping_a_buffer_frees_it_silently(faulty, device, make, live):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         buffer = make(100, "f4", device=device)
@@ -41,7 +43,7 @@ def test_dropping_a_buffer_frees_it_silently(faulty, device, make):
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_close_is_idempotent_and_frees_once(faulty, device, make):
+def test_close_is_idempotent_and_frees_once(faulty, device, make, live):
     buffer = make(100, "f4", device=device)
     buffer.close()
     assert live(faulty) == NOTHING
@@ -57,7 +59,7 @@ def test_close_is_idempotent_and_frees_once(faulty, device, make):
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_memory_lives_as_long_as_its_last_view(faulty, device, make):
+def test_memory_lives_as_long_as_its_last_view(faulty, device, make, live):
     view = make(100, "f4", device=device)[10:][:5]
     assert live(faulty) != NOTHING
     view.fill(1)
@@ -80,7 +82,7 @@ def test_memory_lives_as_long_as_its_last_view(faulty, device, make):
     ],
 )
 @pytest.mark.parametrize("make", [ringmem.DeviceBuffer, ringmem.PinnedBuffer])
-def test_memory_lives_as_long_as_its_last_export(faulty, device, make, export):
+def test_memory_lives_as_long_as_its_last_export(faulty, device, make, export, live):
     buffer = make(100, "f4", device=device)
     buffer.fill(2)
     exported = export(buffer)
@@ -104,7 +106,7 @@ def test_a_buffer_keeps_its_device_and_stream(faulty):
     assert gone() is None
 
 
-def test_the_order_of_dropping_does_not_matter(faulty):
+def test_the_order_of_dropping_does_not_matter(faulty, live_objects):
     device = ringmem.devices_of(faulty)[0]
     stream = device.create_stream()
     buffer = ringmem.zeros(10, "f4", stream=stream)
@@ -117,7 +119,7 @@ def test_the_order_of_dropping_does_not_matter(faulty):
     assert live_objects(faulty) == NOTHING
 
 
-def test_a_cycle_through_a_buffer_is_collected(faulty, device):
+def test_a_cycle_through_a_buffer_is_collected(faulty, device, live):
     class Holder:
         pass
 
@@ -133,7 +135,7 @@ def test_a_cycle_through_a_buffer_is_collected(faulty, device):
     assert gone() is None
 
 
-def test_a_failed_free_raises_and_can_be_repeated(faulty, device):
+def test_a_failed_free_raises_and_can_be_repeated(faulty, device, live):
     buffer = ringmem.full(3, 4, "i4", device=device)
     faulty.fail("mem_free_async")
     with pytest.raises(ringmem.DriverError) as caught:
@@ -186,7 +188,7 @@ def test_a_finalizer_keeps_the_exception_that_is_on_its_way(faulty, device):
     device.driver.mem_free_async(0, ptrs[0])
 
 
-def test_the_reaper_repeats_what_fails_and_reports_what_stays_lost(faulty, device):
+def test_the_reaper_repeats_what_fails_and_reports_what_stays_lost(faulty, device, live):
     for times in (1, 2):
         buffer = ringmem.PinnedBuffer(3, device=device)
         faulty.fail("host_free", times=times)

@@ -89,9 +89,8 @@ def test_strided_arrays_make_the_round_trip(array):
         for out in (target, holes):
             buffer.copy_to(out)
             assert np.ascontiguousarray(out).tobytes() == np.ascontiguousarray(array).tobytes()
-        assert np.count_nonzero(spread.view("u1")) == np.count_nonzero(
-            np.ascontiguousarray(holes).view("u1")
-        ), "bytes between the elements were written"
+        written = sum(byte != 0 for byte in spread.tobytes())
+        assert written == sum(byte != 0 for byte in holes.tobytes()), "bytes between were written"
 
 
 def test_rows_of_a_pinned_array_go_as_one_pitched_copy(faulty):

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "memory/event_order.hpp"
 #include "memory/host_allocators.hpp"
 #include "memory/reaper.hpp"
 
@@ -81,15 +82,8 @@ class PythonAllocator final : public Allocator {
  private:
   Status order(StreamHandle earlier, StreamHandle later) noexcept {
     if (earlier == later) return Status::success;
-    int owner = device_;
-    if (earlier > per_thread_stream && !ok(driver_->stream_device(earlier, &owner))) owner = device_;
-    EventHandle event = 0;
-    Status status = driver_->event_create(owner, EventFlags{}, &event);
-    if (!ok(status)) return status;
-    status = driver_->event_record(owner, event, earlier);
-    if (ok(status)) status = driver_->stream_wait_event(device_, later, event);
-    const Status destroyed = driver_->event_destroy(owner, event);
-    return ok(status) ? destroyed : status;
+    return order_streams(*driver_, device_of_stream(*driver_, device_, earlier), earlier, device_,
+                         later);
   }
 
   nb::object object_;
