@@ -104,7 +104,6 @@ std::size_t Pages::handle_bytes() const noexcept {
 
 void Pages::cut_pieces(DevicePtr at, std::size_t nbytes,
                        std::vector<Backing::Piece>* pieces) const {
-  const std::size_t page = backing_.page_bytes();
   const std::size_t largest = handle_bytes();
   while (nbytes) {
     const std::size_t piece = std::min(nbytes, largest);
