@@ -104,7 +104,6 @@ std::size_t Pages::handle_bytes() const noexcept {
 
 void Pages::cut_pieces(DevicePtr at, std::size_t nbytes,
                        std::vector<Backing::Piece>* pieces) const {
-  const std::size_t page = backing_.page_bytes();
   const std::size_t largest = handle_bytes();
   while (nbytes) {
     const std::size_t piece = std::min(nbytes, largest);
@@ -199,16 +198,19 @@ Status Pages::trim(std::size_t keep) {
 void Pages::sweep() {
   streams_.poll();
   std::vector<Stale> left;
-  for (const Stale& stale : stale_) {
-    if (!streams_.complete(stale.tag)) {
-      streams_.record(stale.tag);
-      left.push_back(stale);
-    } else if (!ok(backing_.unmap(stale.node->ptr, stale.node->nbytes()))) {
-      left.push_back(stale);
-    } else {
-      const SpinGuard guard(heap_.lock);
-      heap_.space_of(*stale.node).become_hole(stale.node);
+  for (Stale& stale : stale_) {
+    if (stale.handle != Backing::none && ok(backing_.release(stale.handle, true))) {
+      stale.handle = Backing::none;
     }
+    const bool done = streams_.complete(stale.tag);
+    if (!done) streams_.record(stale.tag);
+    if (!done || stale.handle != Backing::none ||
+        !ok(backing_.unmap(stale.node->ptr, stale.node->nbytes()))) {
+      left.push_back(stale);
+      continue;
+    }
+    const SpinGuard guard(heap_.lock);
+    heap_.space_of(*stale.node).become_hole(stale.node);
   }
   stale_ = std::move(left);
 }

@@ -82,6 +82,8 @@ class Pool final : public Allocator {
 
   PoolStatistics statistics() const;
   void reset_peaks();
+  // What is wrong with the pool's own books; empty if nothing is. For tests, between operations.
+  std::string inconsistency() const;
   const PoolOptions& options() const noexcept { return options_; }
   int device() const noexcept { return device_; }
   const DriverRef& driver() const noexcept { return driver_; }

@@ -172,6 +172,14 @@ std::vector<Pool::LiveBlock> Pool::live_blocks(std::size_t most) const {
   return blocks;
 }
 
+std::string Pool::inconsistency() const {
+  const SpinGuard guard(heap_.lock);
+  for (const Space* space : {&heap_.medium, &heap_.large}) {
+    if (const char* wrong = space->inconsistency()) return wrong;
+  }
+  return {};
+}
+
 // --- the end -------------------------------------------------------------------------------------
 
 bool Pool::close(bool when_unused) {
@@ -183,20 +191,22 @@ bool Pool::close(bool when_unused) {
     if (first) gate_.store(generation_);
     return false;
   }
-  (void)streams_.synchronize();  // blocks, with no lock held
   tear_down();
   return true;
 }
 
-// Everything is free and its work is done: all memory goes back.
+// Nothing lives: waits for the work of what was freed, then gives all memory back.
 void Pool::tear_down() {
-  const std::lock_guard growing(pages_.mutex());
+  (void)streams_.synchronize();  // blocks, with no lock held
   for (int slot = 0; slot < streams_.active(); ++slot) {
     Shard& shard = shards_[slot];
     const SpinGuard guard(shard.lock);
     if (!shard.pending.empty()) (void)reclaim(shard, 0, slot, default_stream);
   }
   drain(true);
+  (void)streams_.synchronize();  // what the drained spans were stamped with
+  const std::lock_guard growing(pages_.mutex());
+  if (!pages_.backing().is_open()) return;
   check(pages_.trim(0), "cuMemRelease");
   pages_.sweep();
   check(pages_.close(), "cuMemAddressFree");
