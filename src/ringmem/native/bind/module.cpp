@@ -14,5 +14,7 @@ NB_MODULE(_native, m) {
   bind_layout(m);
   bind_mapping(m);
   bind_ring(m);
+  bind_ring_kernel(m);
+  bind_ring_call(m);
   bind_buffer(m);
 }
