@@ -20,7 +20,7 @@ class PaperDriver final : public Driver {
 
  public:
   static constexpr std::size_t page = std::size_t{2} << 20;
-  static constexpr int max_streams = 32;  // handles 0 … 31 exist
+  static constexpr int max_streams = 32;  // handles 0 … 31; 1 and 2 mean what they mean to CUDA
   using Clock = std::array<std::uint64_t, max_streams>;
 
   explicit PaperDriver(std::size_t capacity) : capacity_(capacity) {}
@@ -34,11 +34,21 @@ class PaperDriver final : public Driver {
   std::size_t live_events() const { return events_.size(); }
   std::uint64_t calls() const { return calls_; }
   double modelled_ns() const { return ns_; }
-  // The handle behind an accessible address, 0 if none.
-  PhysicalHandle behind(DevicePtr ptr) const {
+  // Names the physical memory behind an accessible address; 0 if there is none.
+  std::uint64_t place_of(DevicePtr ptr) const {
     const std::lock_guard guard(mutex_);
-    const Mapping* mapping = mapping_of(ptr);
-    return mapping && mapping->access ? mapping->handle : 0;
+    const auto after = mappings_.upper_bound(ptr);
+    if (after == mappings_.begin()) return 0;
+    const auto& [at, mapping] = *std::prev(after);
+    if (ptr >= at + mapping.nbytes || !mapping.access) return 0;
+    return (mapping.handle << 40) + (ptr - at);
+  }
+  // `stream` waits for what `other` has been given.
+  void join(StreamHandle stream, StreamHandle other) {
+    const std::lock_guard guard(mutex_);
+    for (int s = 0; s < max_streams; ++s) {
+      clocks_[stream][s] = std::max(clocks_[stream][s], clocks_[other][s]);
+    }
   }
   // Events complete when the clock has moved on by `late` since they were recorded.
   void set_late(std::uint64_t late) { late_ = late; }
@@ -346,13 +356,6 @@ class PaperDriver final : public Driver {
     if (after != mappings_.end() && after->first < ptr + nbytes) return true;
     return after != mappings_.begin() && std::prev(after)->first + std::prev(after)->second.nbytes > ptr;
   }
-  const Mapping* mapping_of(DevicePtr ptr) const {
-    const auto after = mappings_.upper_bound(ptr);
-    if (after == mappings_.begin()) return nullptr;
-    const auto& [at, mapping] = *std::prev(after);
-    return ptr < at + mapping.nbytes ? &mapping : nullptr;
-  }
-
   mutable std::mutex mutex_;
   const std::size_t capacity_;
   std::size_t used_ = 0;

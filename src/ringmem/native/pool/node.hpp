@@ -29,7 +29,8 @@ inline Tag joined(Tag a, Tag b) noexcept {
 
 enum class NodeState : std::uint8_t {
   spare,   // not in use: waits in the store
-  live,    // given to a user, or the home of a span of small blocks
+  live,    // given to a user
+  span,    // the home of a span of small blocks
   parked,  // freed; kept aside by a shard in case the same size is asked for next
   free,    // in a free set, or the tail of its space
   hole,    // addresses with no memory behind them, ready to be filled
@@ -38,6 +39,8 @@ enum class NodeState : std::uint8_t {
 };
 
 inline constexpr std::uint16_t no_bin = 0xffff;
+
+struct Span;
 
 struct Node {
   DevicePtr ptr = 0;
@@ -49,12 +52,12 @@ struct Node {
   };
   union {
     Node* bin_next;
-    void* span;  // while the home of a span
+    Span* blocks;  // while the home of a span
   };
   Tag tag;  // while free: who may use it still. While live: `mask` is who else used it.
   std::uint32_t units = 0;
   std::uint16_t bin = no_bin;
-  std::uint8_t home = 0;  // the slot of the stream it was allocated on
+  std::atomic<std::uint8_t> home{0};  // while live: the slot of the stream it was allocated on
   std::atomic<NodeState> state{NodeState::spare};
 
   Node() noexcept : bin_prev(nullptr), bin_next(nullptr) {}

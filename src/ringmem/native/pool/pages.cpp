@@ -104,7 +104,6 @@ std::size_t Pages::handle_bytes() const noexcept {
 
 void Pages::cut_pieces(DevicePtr at, std::size_t nbytes,
                        std::vector<Backing::Piece>* pieces) const {
-  const std::size_t page = backing_.page_bytes();
   const std::size_t largest = handle_bytes();
   while (nbytes) {
     const std::size_t piece = std::min(nbytes, largest);
@@ -114,13 +113,12 @@ void Pages::cut_pieces(DevicePtr at, std::size_t nbytes,
   }
 }
 
-Node* Pages::grow(Space& space, std::uint32_t units, int slot, Status* status,
-                  const char** failed) {
+Node* Pages::grow(Space& space, std::uint32_t units, Status* status, const char** failed) {
   const Timer timer(growth_ns_);
   *status = Status::success;
   if (device_room_ != SIZE_MAX) ask_device();
   if (!options_.tight) {
-    if (Node* node = create_at_end(space, units, slot, status, failed)) return node;
+    if (Node* node = create_at_end(space, units, status, failed)) return node;
     if (!ok(*status) && *status != Status::out_of_memory) return nullptr;
   }
   const Timer moving(remap_ns_);
@@ -139,7 +137,7 @@ Node* Pages::grow(Space& space, std::uint32_t units, int slot, Status* status,
 }
 
 // The tail grows by what it lacks.
-Node* Pages::create_at_end(Space& space, std::uint32_t units, int, Status* status,
+Node* Pages::create_at_end(Space& space, std::uint32_t units, Status* status,
                            const char** failed) {
   Window window;
   std::size_t nbytes = 0;
@@ -162,6 +160,39 @@ Node* Pages::create_at_end(Space& space, std::uint32_t units, int, Status* statu
     return nullptr;
   }
   return commit(&plan, units);
+}
+
+// Small free nodes first: what they hold is the least likely to be of use.
+Status Pages::trim(std::size_t keep) {
+  sweep();
+  const auto page_units = static_cast<std::uint32_t>(backing_.page_bytes() / unit_bytes);
+  for (;;) {
+    std::vector<Leaving> leaving;
+    {
+      const SpinGuard guard(heap_.lock);
+      std::size_t free = heap_.medium.free_bytes() + heap_.large.free_bytes();
+      std::vector<std::pair<std::uint32_t, Node*>> handles;
+      for (Space* space : {&heap_.medium, &heap_.large}) {
+        space->for_each_free(page_units, [&](Node* node) {
+          for_each_handle(*node, [&](std::uint32_t index) { handles.emplace_back(index, node); });
+        });
+      }
+      for (const auto& [index, node] : handles) {
+        const std::size_t nbytes = backing_.handle(index).nbytes;
+        if (free <= keep || nbytes > free - keep) continue;
+        leaving.push_back(isolate(index, heap_.covering(backing_.handle(index).at)));
+        free -= nbytes;
+      }
+    }
+    if (leaving.empty()) return Status::success;
+    Status first = Status::success;
+    for (const Leaving& one : leaving) {
+      const Status status = send_back(one);
+      if (!ok(status) && ok(first)) first = status;
+    }
+    sweep();
+    if (!ok(first)) return first;
+  }
 }
 
 void Pages::sweep() {

@@ -20,6 +20,9 @@ struct Heap {
   explicit Heap(const StreamOrder& streams) : medium(nodes, streams), large(nodes, streams) {}
 
   Space& space_of(const Node& node) noexcept { return node.ptr >= large.base() ? large : medium; }
+  Node* covering(DevicePtr ptr) const noexcept {
+    return ptr >= large.base() ? large.covering(ptr) : medium.covering(ptr);
+  }
 
   mutable SpinLock lock;
   NodeStore nodes;
@@ -38,9 +41,11 @@ class Pages {
   Status open(const char** failed) noexcept;
   // A live node of `units`, from memory created or moved; nullptr when there is none to be had:
   // then `status` and `failed` say what the driver answered, success if the limit was in the way.
-  Node* grow(Space& space, std::uint32_t units, int slot, Status* status, const char** failed);
-  // Gives back cached pages until no more than `keep` bytes are cached.
+  Node* grow(Space& space, std::uint32_t units, Status* status, const char** failed);
+  // Gives back free handles until no more than `keep` bytes are free.
   Status trim(std::size_t keep);
+  // Gives the addresses back; nothing may be mapped any more.
+  Status close() noexcept { return backing_.close(); }
   // Unmaps addresses that nobody can use any more.
   void sweep();
 
@@ -78,8 +83,7 @@ class Pages {
     std::vector<Backing::Piece> pieces;
   };
 
-  Node* create_at_end(Space& space, std::uint32_t units, int slot, Status* status,
-                      const char** failed);
+  Node* create_at_end(Space& space, std::uint32_t units, Status* status, const char** failed);
   // Creates no more than `budget`. On failure `left` is what was lacking, 0 if the driver failed.
   Node* remap(Space& space, std::uint32_t units, std::size_t budget, std::size_t* left,
               Status* status, const char** failed);
@@ -89,7 +93,13 @@ class Pages {
   void claim(Space& space, Window* window);
   std::size_t take_source(Space& space, Node* node, std::size_t lacking, Plan* plan);
   std::size_t find_sources(std::size_t lacking, Plan* plan);
-  bool release_handle(std::uint32_t index, Node* home);
+  struct Leaving {  // a handle on its way back to the driver, in a busy node of its own
+    std::uint32_t handle;
+    Node* node;
+    Tag tag;
+  };
+  Leaving isolate(std::uint32_t index, Node* home);
+  Status send_back(const Leaving& leaving);
   // Calls visit(index) for every handle that lies whole inside a free node.
   template <typename Visit>
   void for_each_handle(const Node& node, Visit&& visit) const;

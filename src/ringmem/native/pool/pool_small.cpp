@@ -9,31 +9,37 @@ namespace {
 constexpr auto relaxed = std::memory_order_relaxed;
 }
 
-Block Pool::allocate_small(std::size_t nbytes, int slot, StreamHandle stream) {
-  const int size_class = small_class(nbytes);
-  Shard& shard = shards_[slot];
-  shard.lock.lock();
+bool Pool::pop_small(std::size_t nbytes, int size_class, Shard& shard, Block* block) noexcept {
+  const SpinGuard guard(shard.lock);
   Span* span = shard.spans[size_class];
-  if (!span) [[unlikely]] {
-    bool reclaimed = false;
-    if (!shard.pending.empty()) reclaimed = reclaim(shard, size_class, slot, stream);
-    if (!reclaimed) {
-      shard.lock.unlock();
-      span = new_span(size_class, slot, stream);
-      shard.lock.lock();
-      shard.link(span);
-    }
-    span = shard.spans[size_class];
-  }
+  if (!span) [[unlikely]] return false;
   SmallBlock* small = span->pop();
   if (span->free == 0) shard.unlink(span);
   small->state = SmallState::live;
   small->requested = static_cast<std::uint16_t>(nbytes);
   shard.count_allocation(nbytes, span->block_bytes, levels_);
-  const Block block{span->ptr_of(*small), nbytes,
-                    reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(small) | 1)};
-  shard.lock.unlock();
-  return block;
+  *block = {span->ptr_of(*small), nbytes, record_of(small)};
+  return true;
+}
+
+// Nothing at hand: blocks that other streams held back, or a new span.
+Block Pool::allocate_small(std::size_t nbytes, int slot, StreamHandle stream) {
+  const int size_class = small_class(nbytes);
+  Shard& shard = shards_[slot];
+  for (Block block;;) {
+    {
+      const SpinGuard guard(shard.lock);
+      if (!shard.pending.empty()) (void)reclaim(shard, size_class, slot, stream);
+    }
+    if (pop_small(nbytes, size_class, shard, &block)) return block;
+    Span* span = new_span(size_class, slot, stream);
+    {
+      const SpinGuard guard(shard.lock);
+      ++shard.changes;
+      shard.link(span);
+    }
+    if (pop_small(nbytes, size_class, shard, &block)) return block;
+  }
 }
 
 Span* Pool::new_span(int size_class, int slot, StreamHandle stream) {
@@ -41,12 +47,13 @@ Span* Pool::new_span(int size_class, int slot, StreamHandle stream) {
   const SpinGuard guard(heap_.lock);
   Span* span = spans_.get(size_class, node);
   span->home.store(static_cast<std::uint8_t>(slot), relaxed);
-  node->span = span;
+  node->blocks = span;
+  node->become(NodeState::span);
   return span;
 }
 
 // Blocks that other streams used come back: those whose work is done or was waited for, and if
-// that gives none of this class, all, at the price of a wait on the device.
+// that gives none of this class, all of it, at the price of a wait on the device.
 bool Pool::reclaim(Shard& shard, int size_class, int slot, StreamHandle stream) {
   streams_.poll();
   for (const bool wait : {false, true}) {
@@ -74,6 +81,7 @@ Span* Pool::give_small(Shard& shard, Span* span, SmallBlock* small) noexcept {
   span->push(small);
   if (span->free < span->count || (!span->prev && !span->next)) return nullptr;
   shard.unlink(span);
+  ++shard.changes;
   return span;
 }
 
@@ -95,20 +103,18 @@ Status Pool::deallocate_small(SmallBlock* small, const Block& block,
       empty = give_small(shard, span, small);
     } else {
       std::uint64_t others = 0;
+      std::vector<StreamHandle> users;
       if (small->shared) {
-        const auto entry = shard.shared.find(small);
-        others = entry->second;
-        shard.shared.erase(entry);
+        others = shard.shared.extract(small).mapped();
+        if (auto entry = shard.slotless.extract(small)) users = std::move(entry.mapped());
         small->shared = false;
       }
-      Tag tag;
-      if (slot == StreamOrder::shared_slot) (void)streams_.stamp_shared(stream, others, &tag);
-      else tag = streams_.stamp(slot, others);
       small->state = SmallState::pending;
-      shard.pending.push_back({small, tag});
+      shard.pending.push_back({small, stamp_slotless(slot, stream, others, users)});
     }
   }
   if (empty) drop_span(empty, home);
+  after_free();
   return Status::success;
 }
 
@@ -118,6 +124,24 @@ void Pool::drop_span(Span* span, int slot) noexcept {
   Node* node = span->node;
   spans_.put(span);
   (void)heap_.space_of(*node).give(node, tag);
+}
+
+// Takes the shard's empty spans, linked through `next`. Under the shard's lock.
+Span* Pool::empty_spans(Shard& shard) {
+  Span* empty = nullptr;
+  for (Span* head : shard.spans) {
+    for (Span* span = head; span;) {
+      Span* next = span->next;
+      if (span->free == span->count) {
+        shard.unlink(span);
+        ++shard.changes;
+        span->next = empty;
+        empty = span;
+      }
+      span = next;
+    }
+  }
+  return empty;
 }
 
 }  // namespace ringmem

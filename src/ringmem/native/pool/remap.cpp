@@ -228,7 +228,7 @@ Node* Pages::remap(Space& space, std::uint32_t units, std::size_t budget, std::s
 std::size_t Pages::release_one(std::size_t nbytes) {
   std::uint32_t found = Backing::none;
   Node* home = nullptr;
-  const SpinGuard guard(heap_.lock);
+  heap_.lock.lock();
   for (Space* space : {&heap_.medium, &heap_.large}) {
     const auto page_units = static_cast<std::uint32_t>(backing_.page_bytes() / unit_bytes);
     space->for_each_free(page_units, [&](Node* node) {
@@ -244,36 +244,48 @@ std::size_t Pages::release_one(std::size_t nbytes) {
     });
   }
   const std::size_t size = found ? backing_.handle(found).nbytes : 0;
-  if (size <= backing_.page_bytes()) return 0;
-  return release_handle(found, home) ? size : 0;
+  if (size <= backing_.page_bytes()) {
+    heap_.lock.unlock();
+    return 0;
+  }
+  const Leaving leaving = isolate(found, home);
+  heap_.lock.unlock();
+  return ok(send_back(leaving)) ? size : 0;
 }
 
-// Under the heap lock: these driver calls are few and the memory must not be found meanwhile.
-bool Pages::release_handle(std::uint32_t index, Node* home) {
-  const Backing::Handle handle = backing_.handle(index);
+// Cuts a handle out of the free node it lies in. Under the heap lock.
+Pages::Leaving Pages::isolate(std::uint32_t index, Node* home) {
+  const Backing::Handle& handle = backing_.handle(index);
   Space& space = heap_.space_of(*home);
   const Tag tag = home->tag;
-  if (!ok(backing_.release(index))) return false;
   space.detach(home);
   Node* node = home;
-  if (handle.at > node->ptr) {
+  if (handle.at > home->ptr) {
     node = space.cut(home, static_cast<std::uint32_t>((handle.at - home->ptr) / unit_bytes));
-    Node* back = nullptr;
-    if (node->nbytes() > handle.nbytes) {
-      back = space.cut(node, static_cast<std::uint32_t>(handle.nbytes / unit_bytes));
-    }
-    space.give(home, tag);
-    if (back) space.give(back, tag);
-  } else if (node->nbytes() > handle.nbytes) {
+  }
+  if (node->nbytes() > handle.nbytes) {
     space.give(space.cut(node, static_cast<std::uint32_t>(handle.nbytes / unit_bytes)), tag);
   }
-  if (streams_.complete(tag) && ok(backing_.unmap(node->ptr, node->nbytes()))) {
-    space.become_hole(node);
+  if (node != home) space.give(home, tag);
+  return {index, node, tag};
+}
+
+// Releases it; its addresses are unmapped once nobody can use them. Without the heap lock.
+Status Pages::send_back(const Leaving& leaving) {
+  const Status status = backing_.release(leaving.handle);
+  const bool unmapped = ok(status) && streams_.complete(leaving.tag) &&
+                        ok(backing_.unmap(leaving.node->ptr, leaving.node->nbytes()));
+  const SpinGuard guard(heap_.lock);
+  Space& space = heap_.space_of(*leaving.node);
+  if (!ok(status)) {
+    space.give(leaving.node, leaving.tag);
+  } else if (unmapped) {
+    space.become_hole(leaving.node);
   } else {
-    space.become_stale(node);
-    stale_.push_back({node, tag});
+    space.become_stale(leaving.node);
+    stale_.push_back({leaving.node, leaving.tag});
   }
-  return true;
+  return status;
 }
 
 // --- afterwards --------------------------------------------------------------------------------------

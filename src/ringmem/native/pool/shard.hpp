@@ -45,10 +45,13 @@ struct alignas(64) Shard {
   Counter allocated;
   std::uint64_t allocations = 0;
   std::uint64_t frees = 0;
-  std::uint64_t misses = 0;
+  std::uint64_t binned = 0;  // allocations that a bin served
   std::array<Span*, small_classes> spans{};  // those with a free block
   std::vector<Pending> pending;
   std::unordered_map<SmallBlock*, std::uint64_t> shared;  // live blocks used by other streams too
+  // Live blocks used by streams that have no slot: by record.
+  std::unordered_map<const void*, std::vector<StreamHandle>> slotless;
+  std::unordered_map<std::uint32_t, std::vector<Node*>> bins;  // by units, under a binning policy
 
   void count_allocation(std::size_t asked, std::size_t given, Levels& levels) noexcept {
     ++allocations;

@@ -64,6 +64,17 @@ struct Span {
   }
 };
 
+// How Block::record tells the two kinds of records apart.
+inline bool is_small(const void* record) noexcept {
+  return reinterpret_cast<std::uintptr_t>(record) & 1;
+}
+inline SmallBlock* small_of(void* record) noexcept {
+  return reinterpret_cast<SmallBlock*>(reinterpret_cast<std::uintptr_t>(record) & ~std::uintptr_t{1});
+}
+inline void* record_of(SmallBlock* small) noexcept {
+  return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(small) | 1);
+}
+
 // Blocks of a span of this class: about 64 KiB, and at least eight of them.
 constexpr std::uint16_t span_count(int size_class) noexcept {
   const std::size_t count = (std::size_t{64} << 10) / small_class_bytes(size_class);

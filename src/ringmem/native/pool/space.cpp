@@ -52,11 +52,41 @@ Node* Space::largest() const noexcept {
   return found;
 }
 
-Node* Space::find(DevicePtr ptr) const noexcept {
+Node* Space::covering(DevicePtr ptr) const noexcept {
   if (ptr < base_ || ptr >= end_) return nullptr;
-  Node* node = starts_[page_of(ptr)];
-  while (node && node->ptr < ptr) node = node->next;
-  return node && node->ptr == ptr ? node : nullptr;
+  std::size_t page = page_of(ptr);
+  while (page > 0 && (!starts_[page] || starts_[page]->ptr > ptr)) --page;
+  Node* node = starts_[page];
+  while (node && node->end() <= ptr) node = node->next;
+  return node;
+}
+
+const char* Space::inconsistency() const {
+  DevicePtr at = base_;
+  std::size_t free = 0;
+  std::size_t listed = 0;
+  const Node* before = nullptr;
+  for (const Node* node = first_; node; node = node->next) {
+    if (node->ptr != at) return "a gap or an overlap between nodes";
+    if (node->prev != before) return "a broken back link";
+    if (node->units == 0) return "an empty node";
+    if (covering(node->ptr) != node) return "a node that is not found by its address";
+    if (node->is(NodeState::free)) {
+      if (before && before->is(NodeState::free)) return "free neighbours that were not joined";
+      free += node->nbytes();
+      ++listed;
+      if ((node == tail_) != (node == last_)) return "a tail that is not the last node";
+      if (node != tail_ && node->bin == no_bin) return "a free node in no set";
+    } else if (node->is(NodeState::spare)) {
+      return "a spare node in the chain";
+    }
+    at = node->end();
+    before = node;
+  }
+  if (at != end_ || before != last_) return "a wrong end";
+  if (free != free_bytes_) return "free bytes that do not add up";
+  if (listed != free_nodes()) return "sets that hold other nodes";
+  return nullptr;
 }
 
 // --- where nodes start -----------------------------------------------------------------------------

@@ -36,8 +36,10 @@ class Space {
   Node* best_foreign(int slot, std::uint32_t units, bool ordered_only) const noexcept;
   Node* tail() const noexcept { return tail_; }
   Node* largest() const noexcept;
-  // The node that starts at `ptr`, or nullptr.
-  Node* find(DevicePtr ptr) const noexcept;
+  // The node that `ptr` lies in, or nullptr.
+  Node* covering(DevicePtr ptr) const noexcept;
+  // What is wrong with the chain and the sets; nullptr if nothing is. For tests.
+  const char* inconsistency() const;
 
   // --- changes ---------------------------------------------------------------------------------
   // Makes the first `units` of a free node live; the rest stays free.

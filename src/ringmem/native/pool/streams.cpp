@@ -23,6 +23,11 @@ StreamOrder::~StreamOrder() {
   for (const EventHandle event : events_) (void)driver_.event_destroy(device_, event);
 }
 
+void StreamOrder::abandon() noexcept {
+  for (Slot& slot : slot_) slot.in_flight.clear();
+  events_.clear();
+}
+
 // --- streams and their slots ---------------------------------------------------------------------
 
 int StreamOrder::find_locked(std::uint64_t key) const noexcept {

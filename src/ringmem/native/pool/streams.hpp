@@ -64,6 +64,9 @@ class StreamOrder {
   // The stream is about to be destroyed: covers its frees while it can still be named.
   void release(StreamHandle stream) noexcept;
 
+  // In a fork child: the events are the parent's.
+  void abandon() noexcept;
+
   std::uint64_t driver_calls() const noexcept { return calls_.load(std::memory_order_relaxed); }
   std::uint64_t device_waits() const noexcept { return waits_.load(std::memory_order_relaxed); }
 
