@@ -54,9 +54,7 @@ def test_using_every_public_name_starts_no_thread_and_loads_no_driver() -> None:
 
 
 def test_import_costs_at_most_1_3_times_numpy() -> None:
-    code = (
-        "import time\nstart = time.perf_counter()\nimport {}\nprint(time.perf_counter() - start)"
-    )
+    code = "import time\nstart = time.perf_counter()\nimport {}\nprint(time.perf_counter() - start)"
     best = {"numpy": float("inf"), "ringmem": float("inf")}
     for _ in range(5):  # interleaved: a busy moment hits both
         for name in best:

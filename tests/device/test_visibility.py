@@ -171,6 +171,10 @@ class SkippingWait:
     def stream_wait_value(self, *_):
         pass
 
+    def stream_write_value(self, ordinal, stream, ptr, value):
+        self._device.driver.stream_write_value(ordinal, stream, ptr, value)
+        self._device.driver.stream_synchronize(ordinal, stream)
+
     def __getattr__(self, name):
         if hasattr(self._device.driver, name):
             return getattr(self._device.driver, name)

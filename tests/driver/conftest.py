@@ -306,7 +306,8 @@ class Fake:
         self.retained = (ctypes.c_int * 8).in_dll(self.library, "fake_retained")
         self.released = (ctypes.c_int * 8).in_dll(self.library, "fake_released")
         self.last_arguments = (ctypes.c_uint64 * 8).in_dll(self.library, "fake_last")
-        for counters in (self.retained, self.released, self.last_arguments):
+        self.trace = (ctypes.c_char * 256).in_dll(self.library, "fake_trace")
+        for counters in (self.retained, self.released, self.last_arguments, self.trace):
             ctypes.memset(counters, 0, ctypes.sizeof(counters))
         for name in ("fake_pushes", "fake_pops", "fake_asked_too_new"):
             self.int(name).value = 0

@@ -42,6 +42,7 @@ int fake_pushes, fake_pops;
 int fake_asked_too_new;                 /* cuGetProcAddress for a version above the driver's */
 int fake_asked_flags = -1;
 uint64_t fake_last[8];                  /* arguments of the last call of interest */
+char fake_trace[256];                   /* stream and event calls: "record 5 on 0; ..." */
 
 static int number(const char* name, int otherwise) {
   const char* text = getenv(name);
@@ -57,6 +58,16 @@ static int failing(const char* name) {
     int told = failing(name);                \
     if (told) return told;                   \
   } while (0)
+
+static void trace(const char* what, uintptr_t a, const char* link, uintptr_t b) {
+  size_t length = strlen(fake_trace);
+  if (*link) {
+    snprintf(fake_trace + length, sizeof fake_trace - length, "%s %d%s%d; ", what, (int)a, link,
+             (int)b);
+  } else {
+    snprintf(fake_trace + length, sizeof fake_trace - length, "%s %d; ", what, (int)a);
+  }
+}
 
 /* --- contexts: device n has context 100 + n; a stack for each thread ---------------------------- */
 static __thread uintptr_t stack[8];
@@ -171,7 +182,10 @@ static Result prefetch_to_device(Ptr ptr, size_t nbytes, int device, void* strea
 static Result cuMemDiscardBatchAsync(Ptr* ptrs, size_t* sizes, size_t count,
                                      unsigned long long flags, void* stream) {
   uint64_t seen[] = {ptrs[0], sizes[0], count, flags, (uintptr_t)stream};
+  if ((uintptr_t)stream < 2) return 1; /* not on the legacy default stream */
+  FAIL_IF_TOLD("cuMemDiscardBatchAsync");
   memcpy(fake_last, seen, sizeof seen);
+  trace("discard", (uintptr_t)ptrs[0], " on ", (uintptr_t)stream);
   return 0;
 }
 
@@ -211,6 +225,27 @@ static Result cuStreamCreateWithPriority(uintptr_t* stream, unsigned flags, int 
   fake_last[1] = (uint64_t)(int64_t)priority;
   *stream = 1000u * (uintptr_t)(current_device() + 1) + 7;
   return 0;
+}
+static Result cuStreamDestroy(uintptr_t stream) {
+  trace("destroy stream", stream, "", 0);
+  return 0;
+}
+static Result cuEventCreate(uintptr_t* event, unsigned flags) {
+  FAIL_IF_TOLD("cuEventCreate");
+  *event = 5;
+  return flags == 2 ? 0 : 1;
+}
+static Result cuEventDestroy(uintptr_t event) {
+  trace("destroy event", event, "", 0);
+  return 0;
+}
+static Result cuEventRecord(uintptr_t event, uintptr_t stream) {
+  trace("record", event, " on ", stream);
+  return 0;
+}
+static Result cuStreamWaitEvent(uintptr_t stream, uintptr_t event, unsigned flags) {
+  trace("wait", event, " on ", stream);
+  return (int)flags;
 }
 static Result cuStreamQuery(uintptr_t stream) { return stream % 2 ? 600 : 0; }
 static Result cuStreamGetDevice(uintptr_t stream, int* device) {
@@ -272,7 +307,12 @@ static const struct Symbol symbols[] = {
     SYMBOL(cuMemExportToShareableHandle, 10020),
     SYMBOL(cuMemImportFromShareableHandle, 10020),
     SYMBOL(cuStreamCreateWithPriority, 5050),
+    SYMBOL(cuStreamDestroy, 4000),
     SYMBOL(cuStreamQuery, 2000),
+    SYMBOL(cuStreamWaitEvent, 3020),
+    SYMBOL(cuEventCreate, 2000),
+    SYMBOL(cuEventDestroy, 4000),
+    SYMBOL(cuEventRecord, 2000),
     SYMBOL(cuStreamGetDevice, 12080),
     SYMBOL(cuStreamGetCtx, 9020),
     SYMBOL(cuMemPoolGetAttribute, 11020),

@@ -171,6 +171,28 @@ def test_discard_is_a_batch_of_one(fake: Fake) -> None:
     assert fake.last(5) == [0x7000, 4096, 1, 0, 1008]
 
 
+@pytest.mark.parametrize("stream", [0, 1])
+def test_discard_on_the_legacy_stream_takes_its_turn_on_another(fake: Fake, stream: int) -> None:
+    fake.driver().discard(0, 7000, 4096, stream)
+    assert fake.trace.value.decode() == (
+        f"record 5 on {stream}; wait 5 on 1007; discard 7000 on 1007; "
+        f"record 5 on 1007; wait 5 on {stream}; destroy event 5; destroy stream 1007; "
+    )
+
+
+@pytest.mark.parametrize("function", ["cuEventCreate", "cuMemDiscardBatchAsync"])
+def test_a_discard_that_fails_on_the_legacy_stream_leaves_nothing(
+    fake: Fake, function: str
+) -> None:
+    driver = fake.driver()
+    fake.fail(function, native.Status.not_permitted)
+    with pytest.raises(DriverError) as caught:
+        driver.discard(0, 7000, 4096)
+    assert caught.value.code == native.Status.not_permitted.value
+    assert fake.trace.value.decode().endswith("destroy stream 1007; ")
+    assert ("destroy event 5" in fake.trace.value.decode()) is (function != "cuEventCreate")
+
+
 def test_physical_memory_has_its_location_and_flags_and_needs_no_context(fake: Fake) -> None:
     driver = fake.driver()
     no_context = 2**64 - 1

@@ -128,12 +128,12 @@ def test_peer_access_is_enabled_once_and_disabled_once(kit: Kit) -> None:
         kit.driver.peer_disable(0, 1)
 
 
-def test_devices_that_are_not_connected_cannot_be_peers(kit: Kit) -> None:
+def test_devices_that_are_not_connected_cannot_be_peers(host: Kit) -> None:
     driver = native.HostDriver("devices=3,peers=0-1")
     assert driver.peer_can_access(0, 1)
     assert driver.peer_can_access(1, 0)
     assert not driver.peer_can_access(0, 2)
-    with kit.refused(native.Status.peer_access_unsupported, native.Status.invalid_device):
+    with host.refused(native.Status.peer_access_unsupported, native.Status.invalid_device):
         driver.peer_enable(0, 2)
 
 

@@ -53,6 +53,8 @@ def test_prefetching_moves_nothing_that_one_sees(kit: Kit, location: native.Loca
 
 def test_prefetching_beyond_the_block_is_an_invalid_value(kit: Kit) -> None:
     kit.require(native.Attribute.concurrent_managed_access)
+    if not kit.is_host and kit.attribute(native.Attribute.pageable_memory_access):
+        pytest.skip("with pageable_memory_access, what lies beyond may be prefetched too")
     ptr = kit.managed(MiB)
     with kit.refused(Status.invalid_value):
         kit.driver.prefetch(0, ptr, 256 * MiB, native.Location())
@@ -81,13 +83,14 @@ def test_advice_on_device_memory_is_an_invalid_value(kit: Kit) -> None:
         kit.driver.advise(0, ptr, 2 * MiB, native.Advice.set_read_mostly, native.Location())
 
 
-def test_discarded_memory_may_be_written_again(kit: Kit) -> None:
+@pytest.mark.parametrize("default_stream", [False, True])
+def test_discarded_memory_may_be_written_again(kit: Kit, default_stream: bool) -> None:
     kit.require(native.Attribute.concurrent_managed_access)
     if kit.driver.driver_version() < 13000:
         pytest.skip("the driver lacks cuMemDiscardBatchAsync (CUDA 13.0)")
     ptr = kit.managed(4 * MiB)
     kit.view(ptr, 4 * MiB)[:] = 1
-    stream = kit.stream()
+    stream = 0 if default_stream else kit.stream()
     kit.driver.discard(0, ptr, 4 * MiB, stream)
     # CUDA wants a prefetch before a discarded range is used again.
     kit.driver.prefetch(0, ptr, 4 * MiB, native.Location(), stream)
@@ -108,10 +111,10 @@ def test_attaching_to_a_stream_and_back(kit: Kit) -> None:
     kit.driver.stream_synchronize(0, stream)
 
 
-def test_a_device_without_managed_memory_says_so(kit: Kit) -> None:
+def test_a_device_without_managed_memory_says_so(host: Kit) -> None:
     driver = native.HostDriver("managed=0")
     assert driver.attribute(0, native.Attribute.managed_memory) == 0
-    with kit.refused(Status.not_supported):
+    with host.refused(Status.not_supported):
         driver.managed_alloc(0, MiB)
 
 

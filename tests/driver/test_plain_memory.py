@@ -184,12 +184,10 @@ def test_registering_nothing_is_an_invalid_value(kit: Kit, pages: tuple[int, np.
         kit.driver.host_register(0, pages[0], 0)
 
 
-def test_memory_of_a_host_without_registration_is_not_supported(
-    kit: Kit, pages: tuple[int, np.ndarray]
-) -> None:
+def test_a_device_without_registration_says_so(host: Kit, pages: tuple[int, np.ndarray]) -> None:
     driver = native.HostDriver("host_register=0")
     assert driver.attribute(0, native.Attribute.host_register_supported) == 0
-    with kit.refused(Status.not_supported):
+    with host.refused(Status.not_supported):
         driver.host_register(0, pages[0], 4096)
 
 

@@ -90,14 +90,14 @@ def test_a_descriptor_of_something_else_is_not_imported(
         kit.driver.mem_import(-1)
 
 
-def test_devices_without_virtual_memory_or_export_say_so(kit: Kit) -> None:
+def test_devices_without_virtual_memory_or_export_say_so(host: Kit) -> None:
     driver = native.HostDriver("virtual_memory=0")
     assert driver.attribute(0, native.Attribute.virtual_memory_management) == 0
-    with kit.refused(Status.not_supported):
+    with host.refused(Status.not_supported):
         driver.mem_create(2 * MiB, native.PhysicalProps())
-    with kit.refused(Status.not_supported):
+    with host.refused(Status.not_supported):
         driver.address_reserve(2 * MiB)
     driver = native.HostDriver(export=False)
     assert driver.attribute(0, native.Attribute.handle_type_posix_fd) == 0
-    with kit.refused(Status.not_supported, Status.invalid_value):
+    with host.refused(Status.not_supported, Status.invalid_value):
         driver.mem_create(2 * MiB, native.PhysicalProps(shareable=True))

@@ -185,8 +185,10 @@ TEST(no_memory_says_how_much_was_wanted_and_is_free) {
     std::string text;
     try {
       allocator->allocate(std::size_t{128} << 20, default_stream);
-    } catch (const DriverError& error) {
+    } catch (const OutOfMemory& error) {
       CHECK_EQ(error.status, Status::out_of_memory);
+      CHECK_EQ(error.shortage.requested.value_or(0), std::size_t{128} << 20);
+      CHECK_EQ(error.shortage.free.value_or(0), std::size_t{64} << 20);
       text = error.what();
     }
     CHECK(text.find("134217728 bytes requested on cpu:0") != std::string::npos);

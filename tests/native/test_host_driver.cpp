@@ -1,6 +1,7 @@
 // What the simulated devices must answer: memory, mappings, sharing, pools, and what is refused.
 // Streams and what happens under way are in test_host_streams.cpp.
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -61,7 +62,8 @@ std::size_t resident(const char* what = "VmRSS:") {
 
 // A range of one handle, mapped for device 0.
 struct Mapped {
-  explicit Mapped(Driver& d, std::size_t nbytes = granule, int device = 0) : driver(d), size(nbytes) {
+  explicit Mapped(Driver& d, std::size_t nbytes = granule, int device = 0)
+      : driver(d), size(nbytes) {
     CHECK_OK(driver.address_reserve(size, 0, 0, &ptr));
     CHECK_OK(driver.mem_create(size, on_device(device), &handle));
     CHECK_OK(driver.mem_map(ptr, size, handle));
@@ -112,8 +114,9 @@ TEST(bad_configuration_is_refused_by_name) {
 
 TEST(every_attribute_has_a_value) {
   HostDriver driver(small());
-  for (const int number : {16, 18, 19, 33, 34, 38, 39, 40, 41, 50, 75, 76, 83, 86, 88, 89, 91, 95, 99,
-                           100, 101, 102, 103, 110, 113, 115, 119, 122, 124, 134, 141}) {
+  for (const int number :
+       {16, 18, 19, 33, 34, 38, 39,  40,  41,  50,  75,  76,  83,  86,  88, 89,
+        91, 95, 99, 100, 101, 102, 103, 110, 113, 115, 119, 122, 124, 134, 141}) {
     int value = -99;
     CHECK_OK(driver.attribute(0, static_cast<Attribute>(number), &value));
     CHECK(value >= 0);
@@ -369,6 +372,55 @@ TEST(mappings_run_out_before_the_kernel_says_so) {
   CHECK_OK(driver.address_free(ptr, 2 * count * granule));
   CHECK_EQ(free_bytes(driver), config.capacity);
   CHECK_OK(driver.address_reserve(granule, 0, 0, &ptr));  // the count came back
+}
+
+TEST(the_kernels_own_limit_of_mappings_is_never_hit) {
+  HostConfig config = small();
+  config.capacity = std::size_t{1} << 40;
+  HostDriver driver(config);
+  constexpr std::size_t count = 70000;  // more than a kernel allows by default
+  const AccessGrant access = grant(0);
+  DevicePtr ptr = 0;
+  PhysicalHandle handle = 0;
+  CHECK_OK(driver.address_reserve(2 * count * granule, 0, 0, &ptr));
+  CHECK_OK(driver.mem_create(granule, on_device(), &handle));
+  std::size_t mapped = 0;
+  Status status = Status::success;
+  for (; mapped < count; ++mapped) {
+    const DevicePtr at = ptr + 2 * mapped * granule;
+    if (status = driver.mem_map(at, granule, handle); !ok(status)) break;
+    if (status = driver.mem_set_access(at, granule, &access, 1); !ok(status)) break;
+  }
+  std::size_t limit = 0;
+  std::ifstream("/proc/sys/vm/max_map_count") >> limit;
+  if (limit < 2 * count) CHECK_EQ(status, Status::out_of_memory);
+  CHECK(mapped > 1000);
+  std::vector<std::unique_ptr<unsigned char[]>> others(1000);  // the rest of the process lives on
+  for (auto& other : others) other = std::make_unique<unsigned char[]>(1 << 18);
+  for (std::size_t i = 0; i < mapped; ++i)
+    CHECK_OK(driver.mem_unmap(ptr + 2 * i * granule, granule));
+  CHECK_OK(driver.mem_release(handle));
+  CHECK_OK(driver.address_free(ptr, 2 * count * granule));
+  CHECK_EQ(free_bytes(driver), config.capacity);
+}
+
+TEST(descriptors_run_out_as_memory_does) {
+  HostDriver driver(small());
+  rlimit before{};
+  CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{32, before.rlim_max};
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  std::vector<PhysicalHandle> handles;
+  PhysicalHandle handle = 0;
+  Status status = Status::success;
+  while (ok(status) && handles.size() < 40) {
+    status = driver.mem_create(MiB * 2, on_device(0, true), &handle);
+    if (ok(status)) handles.push_back(handle);
+  }
+  CHECK_EQ(status, Status::out_of_memory);
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  CHECK_EQ(free_bytes(driver), 64 * MiB - handles.size() * granule);  // what failed is undone
+  for (const PhysicalHandle one : handles) CHECK_OK(driver.mem_release(one));
 }
 
 TEST(handles_travel_as_descriptors) {

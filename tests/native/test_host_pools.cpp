@@ -266,7 +266,8 @@ int importer(int socket) {
   PoolHandle pool = 0;
   DevicePtr ptr = 0, none = 0;
   if (!ok(driver.pool_import(0, fd, &pool))) return 2;
-  if (driver.pool_alloc_async(0, pool, 10, default_stream, &none) != Status::invalid_value) return 3;
+  if (driver.pool_alloc_async(0, pool, 10, default_stream, &none) != Status::invalid_value)
+    return 3;
   if (!ok(driver.pool_import_pointer(0, pool, exported, &ptr))) return 4;
   if (bytes(ptr)[100] != 42) return 5;
   if (!ok(driver.fill_async(0, ptr, 43, 1, 1000, default_stream))) return 6;

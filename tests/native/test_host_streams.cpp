@@ -350,7 +350,8 @@ TEST(a_driver_goes_though_a_stream_waits_for_ever) {
   std::atomic<int> ran{0};
   {
     HostDriver driver(small(2, 5.0));
-    const StreamHandle stuck = stream_of(driver), behind = stream_of(driver), late = stream_of(driver);
+    const StreamHandle stuck = stream_of(driver), behind = stream_of(driver);
+    const StreamHandle late = stream_of(driver);
     const EventHandle event = event_of(driver);
     CHECK_OK(driver.stream_wait_value(0, stuck, pinned(driver), 1));
     CHECK_OK(driver.event_record(0, event, stuck));
@@ -400,6 +401,45 @@ TEST(unmapping_under_a_copy_is_a_violation_and_no_crash) {
     seen = driver.stream_synchronize(1, stream);
   }
   CHECK_EQ(seen, Status::illegal_address);
+}
+
+TEST(taking_access_away_under_a_copy_is_a_violation_and_no_crash) {
+  HostDriver driver(small(2));
+  constexpr std::size_t size = 16 * granule;
+  DevicePtr ptr = 0;
+  PhysicalHandle handle = 0;
+  CHECK_OK(driver.address_reserve(size, 0, 0, &ptr));
+  CHECK_OK(driver.mem_create(size, {}, &handle));
+  CHECK_OK(driver.mem_map(ptr, size, handle));
+  const DevicePtr target = pinned(driver, size);
+  const StreamHandle stream = stream_of(driver, true, 1);
+  Status seen = Status::success;
+  for (int round = 0; round < 50 && ok(seen); ++round) {
+    AccessGrant grant{{LocationKind::device, 1}, Access::readwrite};
+    CHECK_OK(driver.mem_set_access(ptr, size, &grant, 1));
+    for (int i = 0; i < 3; ++i) CHECK_OK(driver.copy_async(1, target, ptr, size, stream));
+    std::this_thread::sleep_for(1ms);
+    grant.access = Access::none;
+    CHECK_OK(driver.mem_set_access(ptr, size, &grant, 1));
+    seen = driver.stream_synchronize(1, stream);
+  }
+  CHECK_EQ(seen, Status::illegal_address);
+}
+
+TEST(every_thread_has_a_default_stream_of_its_own) {
+  HostDriver driver(small());
+  const DevicePtr word = pinned(driver);
+  Gate gate(driver, per_thread_stream);
+  for (int i = 0; i < 5; ++i) {
+    std::thread([&] {
+      CHECK_OK(driver.stream_write_value(0, per_thread_stream, word, 1));
+      CHECK_OK(driver.stream_synchronize(0, per_thread_stream));
+    }).join();
+  }
+  CHECK_EQ(load(word), 1U);
+  CHECK_EQ(driver.stream_query(0, per_thread_stream), Status::not_ready);
+  gate.open();
+  CHECK_OK(driver.stream_synchronize(0, per_thread_stream));
 }
 
 TEST(mem_free_waits_for_the_device) {

@@ -17,8 +17,8 @@ def show(found: dict[str, Any]) -> None:
     console = Console(highlight=False)
     cuda = found["cuda"]
     console.print(
-        f"ringmem {found['ringmem'] or '(run from its sources)'}, Python {found['python']}, NumPy {found['numpy']}, "
-        f"CUDA driver {cuda['driver'] or 'none'}"
+        f"ringmem {found['ringmem'] or '(run from its sources)'}, Python {found['python']}, "
+        f"NumPy {found['numpy']}, CUDA driver {cuda['driver'] or 'none'}"
     )
     console.print(found["system"], style="dim")
     if cuda["reason"]:

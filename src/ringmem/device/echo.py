@@ -71,15 +71,17 @@ def run_echo(device: Device, *, timeout_s: float = 1.0) -> EchoResult:
         stream = device.create_stream()
         try:
             settled = False
-            return _ask(device, stream, block, timeout_s)
+            return _ask(device, stream, block.ptr, timeout_s)
         finally:
-            settled = _release(device, stream, block, timeout_s)
+            settled = _release(device, stream, block.ptr, timeout_s)
             stream.close()
     except NotSupportedError as error:
         return EchoResult(None, None, f"no echo test: {error}")
     finally:
-        if settled:  # else the device may still write to it: lost rather than handed on
-            give_back_pinned(device, _BLOCK_NBYTES, block)
+        if settled:
+            give_back_pinned(device, block)
+        else:  # the device may still write to it: lost rather than handed on
+            block.give_up()
 
 
 def _ask(device: Device, stream: Stream, block: int, timeout_s: float) -> EchoResult:

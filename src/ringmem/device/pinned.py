@@ -1,42 +1,87 @@
 """Small pinned blocks that floor 1 uses for itself, kept for reuse.
 
 Freeing pinned memory waits for persistent kernels, so nothing here is freed on a normal path: a
-block goes back to its device and is used again. They belong to the driver, not to the process: when
-a simulation's driver goes, so do they.
+block goes back to its device and is used again. The devices of a platform live as long as the
+process; with the device of an explicit driver, a simulation's say, its idle blocks go too.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 from typing import TYPE_CHECKING
+
+from ringmem.native.errors import RingmemError
 
 if TYPE_CHECKING:
     from ringmem.device.device import Device
+    from ringmem.native import _native
 
-__all__ = ["give_back_pinned", "release_pinned", "take_pinned"]
+__all__ = ["PinnedBlock", "give_back_pinned", "release_pinned", "take_pinned"]
 
 _lock = threading.Lock()  # guards the lists; never held around a driver call
 
 
-def _idle(device: Device) -> dict[int, list[int]]:
-    """Return the device's idle blocks, by size. Call with the lock."""
-    idle: dict[int, list[int]] = device.__dict__.setdefault("_idle_pinned", {})
+class PinnedBlock:
+    """Portable, mapped pinned memory, freed with its object unless it was given up."""
+
+    def __init__(self, driver: _native.Driver, ordinal: int, nbytes: int) -> None:
+        self._driver = driver  # not the device, which holds the idle blocks
+        self._ordinal = ordinal
+        self.nbytes = nbytes
+        self.ptr = 0
+        self.ptr = driver.host_alloc(ordinal, nbytes)
+
+    def free(self) -> None:
+        """Free the memory. Waits for **persistent kernels**. Idempotent."""
+        ptr, self.ptr = self.ptr, 0
+        if ptr:
+            self._driver.host_free(self._ordinal, ptr)
+
+    def give_up(self) -> None:
+        """Never free the memory: the device may still write to it."""
+        self.ptr = 0
+
+    def __del__(self) -> None:
+        # At exit the system takes it back; freeing could wait for a kernel that never ends.
+        if self.ptr and not sys.is_finalizing():
+            try:
+                self.free()
+            except RingmemError as error:
+                warnings.warn(
+                    f"{self.nbytes} bytes of pinned memory could not be freed: {error}",
+                    ResourceWarning,
+                    stacklevel=2,
+                )
+
+
+def _idle(device: Device) -> list[PinnedBlock]:
+    """Return the device's idle blocks. Call with the lock."""
+    idle: list[PinnedBlock] = device.__dict__.setdefault("_idle_pinned", [])
     return idle
 
 
-def take_pinned(device: Device, nbytes: int) -> int:
-    """Return the address of a portable, mapped pinned block of `nbytes`."""
+def take_pinned(device: Device, nbytes: int) -> PinnedBlock:
+    """Return a block of exactly `nbytes`, a used one where there is one.
+
+    Raises
+    ------
+    DriverError
+        The driver could not allocate it.
+    """
     with _lock:
-        blocks = _idle(device).get(nbytes)
-        if blocks:
-            return blocks.pop()
-    return device.driver.host_alloc(device.ordinal, nbytes)
+        idle = _idle(device)
+        for index, block in enumerate(idle):
+            if block.nbytes == nbytes:
+                return idle.pop(index)
+    return PinnedBlock(device.driver, device.ordinal, nbytes)
 
 
-def give_back_pinned(device: Device, nbytes: int, ptr: int) -> None:
-    """Keep a block for the next one who wants this size. No work may be pending on it."""
+def give_back_pinned(device: Device, block: PinnedBlock) -> None:
+    """Keep a block for the next one who wants its size. No work may be pending on it."""
     with _lock:
-        _idle(device).setdefault(nbytes, []).append(ptr)
+        _idle(device).append(block)
 
 
 def release_pinned(device: Device) -> None:
@@ -45,16 +90,12 @@ def release_pinned(device: Device) -> None:
     Raises
     ------
     DriverError
-        A block could not be freed; it and those behind it are kept.
+        A block could not be freed; it is lost, and those behind it are kept.
     """
     while True:
         with _lock:
-            block = next(((n, b.pop()) for n, b in _idle(device).items() if b), None)
+            idle = _idle(device)
+            block = idle.pop() if idle else None
         if block is None:
             return
-        nbytes, ptr = block
-        try:
-            device.driver.host_free(device.ordinal, ptr)
-        except BaseException:
-            give_back_pinned(device, nbytes, ptr)
-            raise
+        block.free()

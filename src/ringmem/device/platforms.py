@@ -117,6 +117,9 @@ def device_named(name: str) -> Device:
     """Return the device that a name means; the typed error says what there is instead."""
     platform, ordinal = parse_name(name)
     driver = driver_of(platform)
+    known = _cache.get((id(driver), ordinal))
+    if known is not None:
+        return known
     try:
         count = driver.device_count()
     except NotInitializedError as error:

@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from ringmem.device.pinned import give_back_pinned, release_pinned, take_pinned
+from ringmem.device.pinned import PinnedBlock, give_back_pinned, release_pinned, take_pinned
 from ringmem.native.errors import RingmemError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class StagingPair:
         self.dst, self.src = dst, src
         # CUDA must know its pinned memory; a CPU device takes any.
         self.owner = src if src.platform == "cuda" else dst
-        self.chunks: list[int] = []
+        self.chunks: list[PinnedBlock] = []
         self.streams: dict[Device, Stream] = {}
         self.filled: list[Event] = []
         self.emptied: list[Event] = []
@@ -73,7 +73,7 @@ class StagingPair:
             except RingmemError as error:
                 failure = failure or error
         while self.chunks:
-            give_back_pinned(self.owner, CHUNK_NBYTES, self.chunks.pop())
+            give_back_pinned(self.owner, self.chunks.pop())
         if failure is not None:
             raise failure
 
@@ -138,7 +138,7 @@ def _copy_blocking(
 def _fill(pair: StagingPair, src: Endpoint, turn: int, offset: int, nbytes: int) -> None:
     stream = pair.streams[src.device]
     src.device.driver.copy_async(
-        src.device.ordinal, pair.chunks[turn], src.ptr + offset, nbytes, stream.handle
+        src.device.ordinal, pair.chunks[turn].ptr, src.ptr + offset, nbytes, stream.handle
     )
     pair.filled[turn].record(stream)
 
@@ -146,7 +146,7 @@ def _fill(pair: StagingPair, src: Endpoint, turn: int, offset: int, nbytes: int)
 def _empty(pair: StagingPair, dst: Endpoint, turn: int, offset: int, nbytes: int) -> None:
     stream = pair.streams[dst.device]
     dst.device.driver.copy_async(
-        dst.device.ordinal, dst.ptr + offset, pair.chunks[turn], nbytes, stream.handle
+        dst.device.ordinal, dst.ptr + offset, pair.chunks[turn].ptr, nbytes, stream.handle
     )
     pair.emptied[turn].record(stream)
 
@@ -184,6 +184,8 @@ def _abandon(pair: StagingPair) -> None:
         for stream in pair.streams.values():
             stream.synchronize(_ABANDON_S)
     except RingmemError:
+        for chunk in pair.chunks:
+            chunk.give_up()
         pair.chunks.clear()
     with suppress(RingmemError):
         pair.close()

@@ -19,6 +19,7 @@ from ringmem.virtual.settings import (
     recycle_limit,
     set_recycle_limit,
 )
+from ringmem.virtual.sharing import SharedBuffer, Ticket, attach
 from ringmem.virtual.sparse import SparseBuffer
 
 __all__ = [
@@ -28,8 +29,11 @@ __all__ = [
     "HostNode",
     "MappedRange",
     "PhysicalMemory",
+    "SharedBuffer",
     "SparseBuffer",
+    "Ticket",
     "allocation_granularity",
+    "attach",
     "live_mappings",
     "mapping_limit",
     "recycle_limit",
@@ -38,4 +42,4 @@ __all__ = [
 
 # The mapping thread starts with the first work there is for it; joining one that never started
 # costs nothing.
-atexit.register(_native.stop_mapping_thread)
+atexit.register(_native.finish_mapping_thread)

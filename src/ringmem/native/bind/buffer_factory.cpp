@@ -17,6 +17,9 @@ constexpr std::size_t kind_count = 4;
 PyObject* types[kind_count] = {};      // the Python classes; set once, never freed
 PyObject* default_device = nullptr;    // () -> Device
 PyObject* device_class = nullptr;      // (name or Device) -> Device
+// Floor 2 registers the above when it is imported; this floor cannot reach up for it.
+constexpr const char* not_registered =
+    "ringmem.buffers is not imported: import it before buffers are made";
 bool tracking = false;                 // remember where buffers are allocated
 
 [[noreturn]] void raise_type_error(const std::string& text) {
@@ -125,10 +128,7 @@ nb::object make(nb::handle type, Fill fill) {
 
 nb::handle registered(MemoryKind kind) {
   nb::handle type = buffer_type(kind);
-  if (!type.is_valid()) [[unlikely]] {
-    nb::module_::import_("ringmem.buffers");
-    type = buffer_type(kind);
-  }
+  if (!type.is_valid()) [[unlikely]] throw InvalidValue(not_registered);
   return type;
 }
 
@@ -261,7 +261,7 @@ StreamRef stream_ref(nb::handle argument, NativeDevice& device) {
 
 nb::object device_of(nb::handle argument, nb::handle stream) {
   if (!absent(argument) && nb::isinstance<NativeDevice>(argument)) return nb::borrow(argument);
-  if (!device_class) nb::module_::import_("ringmem.buffers");
+  if (!device_class) throw InvalidValue(not_registered);
   if (!absent(argument)) return nb::handle(device_class)(argument);
   if (!absent(stream) && nb::isinstance<NativeStream>(stream)) {
     return nb::find(*nb::inst_ptr<NativeStream>(stream)->device);
@@ -306,7 +306,7 @@ nb::object make_device_buffer(const Block& block, std::shared_ptr<Allocator> all
 }
 
 void bind_buffer_factory(nb::module_& m, nb::class_<Buffer>& cls) {
-  cls.def("__init__", &init_buffer, nb::arg("kind"), nb::arg("shape"), nb::arg("dtype").none(),
+  cls.def("__init__", &init_buffer, nb::arg("kind"), nb::arg("shape").none(), nb::arg("dtype").none(),
           nb::arg("device").none(), nb::arg("stream").none(), nb::arg("allocator").none());
   nb::object function = nb::steal(PyCFunction_NewEx(&empty_method, m.ptr(), nullptr));
   m.attr("empty") = function;

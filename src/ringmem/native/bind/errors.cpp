@@ -1,6 +1,7 @@
 // Native exceptions become the Python classes of ringmem.native.errors.
 #include "bind/objects.hpp"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 namespace ringmem::bind {
@@ -35,12 +36,19 @@ void raise(const char* name, const char* text) {
   PyErr_SetString(error_class(name).ptr(), text);
 }
 
-void raise_driver_error(const DriverError& error) {
+// `shortage`: only where memory ran out.
+void raise_driver_error(const DriverError& error, const Shortage* shortage = nullptr) {
   nb::object cls = error_class(class_of(error.status));
   nb::dict kwargs;
   kwargs["operation"] = error.operation;
   kwargs["code"] = static_cast<int>(error.status);
   kwargs["name"] = status_name(error.status);
+  if (shortage) {
+    kwargs["requested"] = shortage->requested;
+    kwargs["free"] = shortage->free;
+    kwargs["largest_free_block"] = shortage->largest_free_block;
+    kwargs["reserved"] = shortage->reserved;
+  }
   nb::object instance = cls(nb::str(error.what()), **kwargs);
   PyErr_SetObject(cls.ptr(), instance.ptr());
 }
@@ -48,6 +56,8 @@ void raise_driver_error(const DriverError& error) {
 void translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
+  } catch (const OutOfMemory& error) {
+    raise_driver_error(error, &error.shortage);
   } catch (const DriverError& error) {
     raise_driver_error(error);
   } catch (const InvalidValue& error) {

@@ -39,6 +39,19 @@ void bind_growable(nb::module_& m) {
                                                     grants_of(grants), max_handle_nbytes});
           },
           "device"_a, "max_nbytes"_a, "grants"_a, "shareable"_a, "max_handle_nbytes"_a)
+      .def_static(
+          "attach",
+          [](const NativeDevice& device, const std::vector<std::pair<int, std::size_t>>& parts,
+             const PlainGrants& grants) {
+            nb::gil_scoped_release release;
+            std::vector<PhysicalRef> memories;
+            for (const auto& [fd, nbytes] : parts) {
+              memories.push_back(
+                  PhysicalMemory::import_fd(device.driver, fd, nbytes, props_of(device, true)));
+            }
+            return Growable::adopt(std::move(memories), grants_of(grants));
+          },
+          "device"_a, "parts"_a, "grants"_a)
       // A step of the books that waits for nothing, so it keeps the GIL.
       .def("resize_in_place", &Growable::resize_in_place, "nbytes"_a)
       .def(
@@ -167,7 +180,7 @@ void bind_mapping_buffers(nb::module_& m) {
   m.def("set_recycle_limit", &Recycler::set_limit, "nbytes"_a);
   m.def("recycle_limit", &Recycler::limit);
   m.def("mapping_thread_running", &Worker::running);
-  m.def("stop_mapping_thread", &Worker::stop, nb::call_guard<nb::gil_scoped_release>());
+  m.def("finish_mapping_thread", &Worker::finish, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace ringmem::bind

@@ -6,17 +6,13 @@ NB_MODULE(_native, m) {
   // Enumerations and default arguments live as long as the interpreter; that is no leak to report.
   nb::set_leak_warnings(false);
   m.doc() = "The native floor of ringmem. Not an API: use the package.";
-#ifdef NDEBUG
-  // What is alive when the interpreter ends (devices live as long as the process) is no user's
-  // business. Debug builds tell.
-  nb::set_leak_warnings(false);
-#endif
   bind_errors(m);
   bind_allocation(m);
   bind_driver(m);
   bind_device(m);
   bind_stream(m);
   bind_layout(m);
+  bind_mapping(m);
   bind_ring(m);
   bind_ring_kernel(m);
   bind_ring_call(m);

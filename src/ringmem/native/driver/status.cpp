@@ -92,4 +92,7 @@ DriverError::DriverError(Status s, std::string op, std::string more)
       operation(std::move(op)),
       detail(std::move(more)) {}
 
+OutOfMemory::OutOfMemory(std::string op, const Shortage& known, std::string more)
+    : DriverError(Status::out_of_memory, std::move(op), std::move(more)), shortage(known) {}
+
 }  // namespace ringmem

@@ -2,7 +2,9 @@
 // simulated failure reads like a real one.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -66,6 +68,22 @@ class DriverError : public std::runtime_error {
   Status status;
   std::string operation;
   std::string detail;
+};
+
+// What whoever raised it knows when memory ran out, in bytes.
+struct Shortage {
+  std::optional<std::size_t> requested;
+  std::optional<std::size_t> free;
+  std::optional<std::size_t> largest_free_block;
+  std::optional<std::size_t> reserved;
+};
+
+// Status::out_of_memory with figures: OutOfMemoryError in Python has them as attributes.
+class OutOfMemory : public DriverError {
+ public:
+  OutOfMemory(std::string operation, const Shortage& shortage, std::string detail = {});
+
+  Shortage shortage;
 };
 
 // An argument that would be wrong on every device: names the argument, its value, what would do.

@@ -36,7 +36,7 @@ Growable::Growable(RangeRef range, GrowableOptions options)
       recycler_(Recycler::of(range_->driver(), options_.props)) {}
 
 Growable::~Growable() {
-  if (process_.inherited() || life_ == Life::closed) return;
+  if (process_.inherited() || Worker::finished() || life_ == Life::closed) return;
   // Nobody is left to try again, so this does.
   if (!release_all().unmapped) release_all();
 }

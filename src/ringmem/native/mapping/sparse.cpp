@@ -61,7 +61,7 @@ Sparse::Sparse(RangeRef range, SparseOptions options)
 }
 
 Sparse::~Sparse() {
-  if (process_.inherited() || life_ == Life::closed) return;
+  if (process_.inherited() || Worker::finished() || life_ == Life::closed) return;
   // Nobody is left to try again, so this does.
   if (!ok(release_all()) && life_ != Life::closed) release_all();
 }

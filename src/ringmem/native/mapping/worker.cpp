@@ -124,6 +124,7 @@ class Thread {
 };
 
 std::atomic<Thread*> current{nullptr};
+std::atomic<bool> ended{false};
 
 // The thread object of this process. That of a parent is left alone: its locks may be held for ever.
 Thread& thread() {
@@ -144,12 +145,20 @@ struct JoinAtExit {
 }  // namespace
 
 void Worker::post(const std::shared_ptr<Job>& job) noexcept {
+  if (finished()) return;
   static const JoinAtExit join_at_exit;
   thread().post(job, job->queued_);
 }
 
 void Worker::flush() noexcept { thread().flush(); }
 void Worker::stop() noexcept { thread().stop(); }
+
+void Worker::finish() noexcept {
+  ended.store(true, std::memory_order_release);
+  stop();
+}
+
+bool Worker::finished() noexcept { return ended.load(std::memory_order_acquire); }
 bool Worker::running() noexcept { return thread().running(); }
 
 }  // namespace ringmem::mapping

@@ -35,6 +35,11 @@ class Worker {
   static void flush() noexcept;
   // Joins the thread after one last step of every job. A later post() starts it again.
   static void stop() noexcept;
+  // As stop(), for good: the process ends. From here on jobs are dropped, and buffers that are
+  // still there leave their memory to the driver, whose work may still use it. Python calls this
+  // before it goes, because the last owner of a driver can be a Python object.
+  static void finish() noexcept;
+  static bool finished() noexcept;
   static bool running() noexcept;
 };
 

@@ -54,11 +54,15 @@ void check_allocation(Driver& driver, int device, Status status, const char* ope
   if (ok(status)) return;
   std::string detail = std::to_string(nbytes) + " bytes requested on " + driver.platform() + ":" +
                        std::to_string(device);
+  if (status != Status::out_of_memory) throw DriverError(status, operation, std::move(detail));
+  Shortage shortage;
+  shortage.requested = nbytes;
   MemoryInfo info;
-  if (status == Status::out_of_memory && ok(driver.memory_info(device, &info))) {
+  if (ok(driver.memory_info(device, &info))) {
+    shortage.free = info.free;
     detail += ", " + std::to_string(info.free) + " of " + std::to_string(info.total) + " free";
   }
-  throw DriverError(status, operation, std::move(detail));
+  throw OutOfMemory(operation, shortage, std::move(detail));
 }
 
 void check_request(std::size_t nbytes) {

@@ -142,18 +142,36 @@ Status CudaDriver::advise(int device, DevicePtr ptr, std::size_t nbytes, Advice 
   return within(device, &F::MemAdviseOld, CUdeviceptr{ptr}, nbytes, cu_advice, older);
 }
 
-// The driver refuses the legacy default stream here (cuda.h).
+// The driver refuses the legacy default stream here (cuda.h): a stream of our own does it between
+// what the default stream did so far and what it does next.
 Status CudaDriver::discard(int device, DevicePtr ptr, std::size_t nbytes,
                            StreamHandle handle) noexcept {
-  CUdeviceptr cu_ptr = ptr;
-  return within(device, &F::MemDiscardBatchAsync, &cu_ptr, &nbytes, std::size_t{1}, 0ull,
-                stream(handle));
+  if (handle != default_stream && handle != legacy_stream) {
+    CUdeviceptr cu_ptr = ptr;
+    return within(device, &F::MemDiscardBatchAsync, &cu_ptr, &nbytes, std::size_t{1}, 0ull,
+                  stream(handle));
+  }
+  StreamHandle aside = 0;
+  EventHandle order = 0;
+  if (Status s = stream_create(device, {}, &aside); !ok(s)) return s;
+  Status status = event_create(device, {}, &order);
+  if (ok(status)) {
+    status = event_record(device, order, handle);
+    if (ok(status)) status = stream_wait_event(device, aside, order);
+    if (ok(status)) status = discard(device, ptr, nbytes, aside);
+    if (ok(status)) status = event_record(device, order, aside);
+    if (ok(status)) status = stream_wait_event(device, handle, order);
+    (void)event_destroy(device, order);
+  }
+  (void)stream_destroy(device, aside);  // returns at once; what was submitted completes
+  return status;
 }
 
 // --- pools ---------------------------------------------------------------------------------------
 
 Status CudaDriver::mem_alloc_async(int device, std::size_t nbytes, StreamHandle handle,
                                    DevicePtr* ptr) noexcept {
+  if (nbytes == 0) return Status::invalid_value;  // driver 580 takes it, older ones do not
   return into<CUdeviceptr>(ptr, [&](CUdeviceptr* out) {
     return within(device, &F::MemAllocAsync, out, nbytes, stream(handle));
   });
@@ -205,6 +223,7 @@ Status CudaDriver::pool_set_current(int device, PoolHandle handle) noexcept {
 
 Status CudaDriver::pool_alloc_async(int device, PoolHandle handle, std::size_t nbytes,
                                     StreamHandle on, DevicePtr* ptr) noexcept {
+  if (nbytes == 0) return Status::invalid_value;
   return into<CUdeviceptr>(ptr, [&](CUdeviceptr* out) {
     return within(device, &F::MemAllocFromPoolAsync, out, nbytes, pool(handle), stream(on));
   });

@@ -131,7 +131,8 @@ void parse_entry(const std::string& key, const std::string& value, HostConfig& c
   } else if (key == "name") {
     config.name = value;
   } else {
-    std::string known = "one of devices, capacity, latency_s, peers, granularity, max_mappings, name";
+    std::string known =
+        "one of devices, capacity, latency_s, peers, granularity, max_mappings, name";
     for (const FlagKey& flag : flag_keys) known += std::string(", ") + flag.name;
     throw InvalidValue("host driver: there is no key \"" + key + "\" (value \"" + value +
                        "\"); use " + known);

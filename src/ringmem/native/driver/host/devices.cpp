@@ -32,7 +32,8 @@ HostDriver::~HostDriver() {
                            [](const auto& stream) { return stream->runs_on_this_thread(); });
       });
   // A host function dropped the last reference: its thread cannot wait for itself.
-  if (own_thread) std::thread([machine = std::move(machine_)]() mutable { machine.reset(); }).detach();
+  if (own_thread)
+    std::thread([machine = std::move(machine_)]() mutable { machine.reset(); }).detach();
 }
 
 const HostConfig& HostDriver::config() const noexcept { return machine_->config; }
@@ -176,7 +177,7 @@ Status HostDriver::peer_disable(int device, int peer) noexcept {
 
 Status HostDriver::relax_capture(bool relaxed, bool* previous) noexcept {
   return guarded(*machine_, [&] {
-    thread_local bool mode = false;  // no stream of the host can be captured: only the answer counts
+    thread_local bool mode = false;  // nothing is ever captured here: only the answer counts
     *previous = std::exchange(mode, relaxed);
     return Status::success;
   });

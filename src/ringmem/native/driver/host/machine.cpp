@@ -12,9 +12,10 @@ constexpr std::uint64_t span_for(std::uint64_t capacity) noexcept {
   return round_up(capacity + spare, std::uint64_t{32} << 20);
 }
 
-std::uint64_t thread_number() noexcept {
+// A number of the calling thread; the object goes with the thread.
+const std::shared_ptr<const std::uint64_t>& thread_number() {
   static std::atomic<std::uint64_t> next{1};
-  thread_local const std::uint64_t number = next.fetch_add(1, std::memory_order_relaxed);
+  thread_local const auto number = std::make_shared<const std::uint64_t>(next.fetch_add(1));
   return number;
 }
 
@@ -89,18 +90,31 @@ Status Machine::stream(Device& device, StreamHandle handle, std::shared_ptr<Stre
   if (handle == default_stream || handle == legacy_stream) {
     *stream = device.legacy;
   } else if (handle == per_thread_stream) {
-    const std::lock_guard lock(device.mutex);
-    std::shared_ptr<Stream>& slot = device.per_thread[thread_number()];
-    if (!slot) {
-      slot = std::make_shared<Stream>(device.engine, device.ordinal, false);
-      device.streams.push_back(slot);
-    }
-    *stream = slot;
+    *stream = thread_stream(device);
   } else {
     *stream = streams.find(handle);
   }
   if (!*stream) return Status::invalid_handle;
   return (*stream)->engine().fault.load(std::memory_order_acquire);
+}
+
+std::shared_ptr<Stream> Machine::thread_stream(Device& device) {
+  const auto& number = thread_number();
+  {
+    const std::lock_guard lock(device.mutex);
+    const auto found = device.per_thread.find(*number);
+    if (found != device.per_thread.end()) return found->second.stream;
+    std::erase_if(device.per_thread, [](const auto& entry) {
+      if (!entry.second.thread.expired()) return false;
+      entry.second.stream->close();
+      return true;
+    });
+    auto made = std::make_shared<Stream>(device.engine, device.ordinal, false);
+    device.streams.push_back(made);
+    device.per_thread[*number] = {number, std::move(made)};
+  }
+  prune_streams(device);
+  return thread_stream(device);
 }
 
 // The legacy stream waits for what blocking streams of its device have been given, and they wait

@@ -48,6 +48,12 @@ class LazyHeap {
   std::atomic<Heap*> made_{nullptr};
 };
 
+// The default stream of one thread. Swept when the thread is gone.
+struct ThreadStream {
+  std::weak_ptr<const std::uint64_t> thread;
+  std::shared_ptr<Stream> stream;
+};
+
 struct Device {
   Device(int number, std::uint64_t capacity, Clock::duration latency);
 
@@ -60,7 +66,7 @@ struct Device {
 
   std::mutex mutex;                              // guards what follows
   std::vector<std::shared_ptr<Stream>> streams;  // until destroyed and drained
-  std::unordered_map<std::uint64_t, std::shared_ptr<Stream>> per_thread;  // by thread
+  std::unordered_map<std::uint64_t, ThreadStream> per_thread;  // by thread
   std::vector<std::shared_ptr<Pool>> pools;      // until destroyed and empty
   std::shared_ptr<Pool> default_pool;
   PoolHandle default_handle = 0;
@@ -77,14 +83,15 @@ class Machine {
 
   bool foreign() const noexcept { return fork_generation() != born_; }  // a fork's child
   Device* device(int ordinal) noexcept {
-    return ordinal >= 0 && ordinal < config.devices ? devices[static_cast<std::size_t>(ordinal)].get()
-                                                    : nullptr;
+    if (ordinal < 0 || ordinal >= config.devices) return nullptr;
+    return devices[static_cast<std::size_t>(ordinal)].get();
   }
   bool connected(int a, int b) const noexcept;
   AccessSet all_devices() const noexcept;
 
   // The stream behind a handle; `device` says whose default stream is meant.
   Status stream(Device& device, StreamHandle handle, std::shared_ptr<Stream>* stream);
+  std::shared_ptr<Stream> thread_stream(Device& device);
   // What must be done before something submitted to `stream` now: the legacy stream's order.
   std::vector<Point> implicit_order(Stream& stream);
   Status submit(Stream& stream, Work work, std::vector<Point> after = {}, bool late = true,

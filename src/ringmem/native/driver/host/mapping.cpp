@@ -12,7 +12,12 @@ int protection_for(AccessSet readers, AccessSet writers) noexcept {
   return readers != 0 ? PROT_READ : PROT_NONE;
 }
 
-Status map_failure() noexcept { return Status::out_of_memory; }
+AccessSet access_of(Location location) noexcept {
+  return location.kind == LocationKind::device ? bit_of(location.id) : host_access;
+}
+
+// The kernel ran out of mappings although ours were counted, or out of memory for its own tables.
+constexpr Status map_failure = Status::out_of_memory;
 
 }  // namespace
 
@@ -22,6 +27,11 @@ struct VirtualMemory::Change {
   AccessSet readers;
   AccessSet writers;
   int protection() const noexcept { return protection_for(readers, writers); }
+  void apply(const AccessGrant& grant) noexcept {
+    const AccessSet who = access_of(grant.location);
+    readers = grant.access != Access::none ? readers | who : readers & ~who;
+    writers = grant.access == Access::readwrite ? writers | who : writers & ~who;
+  }
 };
 
 const std::pair<const std::uint64_t, std::uint64_t>* VirtualMemory::reservation_of(
@@ -105,7 +115,7 @@ Status VirtualMemory::unmap(std::uint64_t ptr, std::uint64_t nbytes) {
       mmap(reinterpret_cast<void*>(ptr), nbytes, PROT_NONE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
     machine_.table.insert(regions);
-    return map_failure();
+    return map_failure;
   }
   for (auto it = first; it != last;) {
     release_mappings(gaps_beside(it->first, it->second.region->nbytes));
@@ -150,14 +160,7 @@ Status VirtualMemory::set_access(std::uint64_t ptr, std::uint64_t nbytes,
   for (auto it = first; it != last; ++it) {
     if (const Status status = check_grants(it->second, grants, count); !ok(status)) return status;
     Change change{&it->second, it->second.region->readers, it->second.region->writers};
-    for (std::size_t i = 0; i < count; ++i) {
-      const Location location = grants[i].location;
-      const AccessSet who =
-          location.kind == LocationKind::device ? bit_of(location.id) : host_access;
-      change.readers = grants[i].access != Access::none ? change.readers | who : change.readers & ~who;
-      change.writers =
-          grants[i].access == Access::readwrite ? change.writers | who : change.writers & ~who;
-    }
+    for (std::size_t i = 0; i < count; ++i) change.apply(grants[i]);
     changes.push_back(change);
     regions.push_back(it->second.region);
     readers.push_back(change.readers);
@@ -210,7 +213,7 @@ Status VirtualMemory::install(std::vector<Change>& changes) {
                           : mmap(at, nbytes, protection, MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
                                  head.physical->fd(),
                                  static_cast<off_t>(offset_of(changes[i]))) != MAP_FAILED;
-    if (!good) return map_failure();
+    if (!good) return map_failure;
     for (; i < next; ++i) {
       changes[i].mapping->installed = true;
       changes[i].mapping->protection = protection;
@@ -227,7 +230,7 @@ Status VirtualMemory::get_access(std::uint64_t ptr, Location location, Access* a
   if (next == mappings_.begin()) return Status::invalid_value;
   const Region& region = *std::prev(next)->second.region;
   if (ptr >= region.end()) return Status::invalid_value;
-  const AccessSet who = location.kind == LocationKind::device ? bit_of(location.id) : host_access;
+  const AccessSet who = access_of(location);
   // Changed only under this lock, so read without the table's.
   *access = (region.writers & who) ? Access::readwrite
                                    : (region.readers & who) ? Access::read : Access::none;

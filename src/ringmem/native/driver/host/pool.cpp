@@ -69,7 +69,8 @@ bool Pool::joinable(const Block& a, const Block& b) const {
 Pool::Blocks::iterator Pool::join(Blocks::iterator block) {
   const auto absorb = [this](Blocks::iterator left, Blocks::iterator right) {
     left->second.nbytes += right->second.nbytes;
-    left->second.freed.sequence = std::max(left->second.freed.sequence, right->second.freed.sequence);
+    std::uint64_t& sequence = left->second.freed.sequence;
+    sequence = std::max(sequence, right->second.freed.sequence);
     blocks_.erase(right);
   };
   if (const auto next = std::next(block);
@@ -244,7 +245,8 @@ void Pool::collect(std::uint64_t keep_bytes, std::vector<Extent>* pages) {
       list(blocks_.emplace(begin, Block{first - begin, State::ready, starts_piece, {}}).first);
     if (last < end) list(blocks_.emplace(last, Block{end - last, State::ready, true, {}}).first);
     // What follows the pages now starts a piece, free or live.
-    if (const auto next = blocks_.find(last); next != blocks_.end()) next->second.starts_piece = true;
+    if (const auto next = blocks_.find(last); next != blocks_.end())
+      next->second.starts_piece = true;
     table_.carve(first, last);
     reserved_ -= last - first;
     pages->push_back({first, last});

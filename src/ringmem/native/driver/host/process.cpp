@@ -63,8 +63,8 @@ void release_mappings(std::size_t count) noexcept {
 std::uint64_t system_memory() noexcept {
   const long pages = sysconf(_SC_PHYS_PAGES);
   const long size = sysconf(_SC_PAGESIZE);
-  return pages > 0 && size > 0 ? static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(size)
-                               : std::uint64_t{16} << 30;
+  if (pages <= 0 || size <= 0) return std::uint64_t{16} << 30;
+  return static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(size);
 }
 
 bool safe_copy(void* dst, const void* src, std::size_t nbytes) noexcept {

@@ -19,12 +19,14 @@ Stream::~Stream() {
 
 Status Stream::submit(Work work, std::vector<Point> after, bool late, Point* point) {
   Task task;
-  if (late && engine_->latency > Clock::duration::zero()) task.due = Clock::now() + engine_->latency;
+  const Clock::duration latency = engine_->latency;
+  if (late && latency > Clock::duration::zero()) task.due = Clock::now() + latency;
   task.after = std::move(after);
   task.work = std::move(work);
   {
     const std::lock_guard lock(mutex_);
     if (abandoned_) return Status::deinitialized;
+    if (closed_) return Status::invalid_handle;  // destroyed by another thread a moment ago
     if (!started_) {
       try {
         thread_ = std::thread([self = shared_from_this()] { self->run(); });

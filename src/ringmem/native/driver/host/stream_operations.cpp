@@ -231,7 +231,8 @@ Status HostDriver::event_elapsed(int device, EventHandle start, EventHandle end,
     const std::shared_ptr<Record> from = record_of(first), to = record_of(*last);
     if (!from || !to) return Status::invalid_handle;
     if (!from->point.done() || !to->point.done()) return Status::not_ready;
-    *milliseconds = static_cast<float>(static_cast<double>(to->reached_ns - from->reached_ns) * 1e-6);
+    const std::int64_t ns = to->reached_ns - from->reached_ns;
+    *milliseconds = static_cast<float>(static_cast<double>(ns) * 1e-6);
     return Status::success;
   });
 }

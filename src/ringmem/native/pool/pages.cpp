@@ -1,0 +1,218 @@
+#include "pool/pages.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+
+namespace ringmem::pool {
+namespace {
+
+constexpr auto relaxed = std::memory_order_relaxed;
+constexpr std::size_t mib = std::size_t{1} << 20;
+
+class Timer {
+ public:
+  explicit Timer(std::atomic<std::uint64_t>& total) : total_(total) {}
+  ~Timer() {
+    const auto spent = std::chrono::steady_clock::now() - start_;
+    total_.fetch_add(static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count()), relaxed);
+  }
+
+ private:
+  std::atomic<std::uint64_t>& total_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+PhysicalProps props_of(int device, const PoolOptions& options) {
+  return {{LocationKind::device, device}, options.shareable, options.rdma};
+}
+
+std::vector<AccessGrant> grants_of(int device, const PoolOptions& options) {
+  std::vector<AccessGrant> grants{{{LocationKind::device, device}, Access::readwrite}};
+  grants.insert(grants.end(), options.peers.begin(), options.peers.end());
+  return grants;
+}
+
+}  // namespace
+
+Pages::Pages(Driver& driver, int device, const PoolOptions& options, StreamOrder& streams,
+             Heap& heap)
+    : driver_(driver),
+      device_(device),
+      options_(options),
+      streams_(streams),
+      heap_(heap),
+      limit_(options.limit),
+      backing_(driver, props_of(device, options), grants_of(device, options)) {}
+
+Status Pages::open(const char** failed) noexcept {
+  if (backing_.is_open()) return Status::success;
+  *failed = "cuMemGetInfo";
+  MemoryInfo info;
+  Status status = driver_.memory_info(device_, &info);
+  if (!ok(status)) return status;
+  device_bytes_ = info.total;
+  *failed = "cuMemGetAllocationGranularity";
+  status = backing_.find_page_bytes();
+  if (!ok(status)) return status;
+  // Addresses cost nothing and moving pages uses them up until their old mappings go: ten times the
+  // device, a fifth of it for the medium space.
+  *failed = "cuMemAddressReserve";
+  status = backing_.open(info.total / backing_.page_bytes() * backing_.page_bytes() * 10,
+                         info.total);
+  if (!ok(status)) return status;
+  const std::size_t page = backing_.page_bytes();
+  const std::size_t medium = backing_.nbytes() / 5 / page * page;
+  const SpinGuard guard(heap_.lock);
+  heap_.medium.place(backing_.base(), medium, page);
+  heap_.large.place(backing_.base() + medium, backing_.nbytes() - medium, page);
+  return status;
+}
+
+std::size_t Pages::room() const noexcept {
+  const std::size_t reserved = backing_.counters().reserved.load(relaxed);
+  const std::size_t limit = limit_.load(relaxed);
+  return std::min(limit > reserved ? limit - reserved : 0, device_room_);
+}
+
+// Once the device has refused memory, it is asked how much it has before each growth.
+void Pages::ask_device() noexcept {
+  MemoryInfo info;
+  device_room_ = ok(driver_.memory_info(device_, &info))
+                     ? info.free / backing_.page_bytes() * backing_.page_bytes()
+                     : 0;
+}
+
+// What one growth creates at least: enough to make growth rare, too little to be felt.
+std::size_t Pages::growth_step(const Space& space) const noexcept {
+  const std::size_t page = backing_.page_bytes();
+  const std::size_t held = space.end() - space.base();
+  const std::size_t share = &space == &heap_.large ? held / 1024 : held / 16;
+  return round_up(std::clamp(share, page, std::max(page, 32 * mib)), page);
+}
+
+// The size of new handles. Large ones cost fewer calls; but one live block holds a whole handle in
+// its place, and what is free in it cannot move. A 1/768 of the pool keeps the number of
+// handles in the low thousands and what is held in vain below two percent (docs/pool-design.md);
+// single pages where room runs out.
+std::size_t Pages::handle_bytes() const noexcept {
+  const std::size_t page = backing_.page_bytes();
+  const std::size_t share = backing_.counters().reserved.load(relaxed) / (options_.tight ? 2048 : 768);
+  return std::max(page, std::min({share, room() / 128, 64 * mib}) / page * page);
+}
+
+void Pages::cut_pieces(DevicePtr at, std::size_t nbytes,
+                       std::vector<Backing::Piece>* pieces) const {
+  const std::size_t largest = handle_bytes();
+  while (nbytes) {
+    const std::size_t piece = std::min(nbytes, largest);
+    pieces->push_back({at, piece, Backing::none});
+    at += piece;
+    nbytes -= piece;
+  }
+}
+
+Node* Pages::grow(Space& space, std::uint32_t units, Status* status, const char** failed) {
+  const Timer timer(growth_ns_);
+  *status = Status::success;
+  if (device_room_ != SIZE_MAX) ask_device();
+  if (!options_.tight) {
+    if (Node* node = create_at_end(space, units, status, failed)) return node;
+    if (!ok(*status) && *status != Status::out_of_memory) return nullptr;
+  }
+  const Timer moving(remap_ns_);
+  sweep();
+  // Free handles first. Where they are too large, one is given back for room to create what fits;
+  // and where there are none, room is used that tightness would not.
+  std::size_t budget = options_.tight ? 0 : room();
+  for (std::size_t left = 0;;) {
+    Node* node = remap(space, units, budget, &left, status, failed);
+    if (node || left == 0) return node;
+    const std::size_t released = release_one(left);
+    if (released) budget = std::min(room(), budget + released);
+    else if (budget < room()) budget = room();
+    else return nullptr;
+  }
+}
+
+// The tail grows by what it lacks.
+Node* Pages::create_at_end(Space& space, std::uint32_t units, Status* status,
+                           const char** failed) {
+  Window window;
+  std::size_t nbytes = 0;
+  {
+    const SpinGuard guard(heap_.lock);
+    window = end_window(space, units);
+    nbytes = window.append;
+    if (nbytes > room() || nbytes > space.room()) return nullptr;
+    nbytes = std::min({std::max(nbytes, growth_step(space)), room() / backing_.page_bytes() *
+                       backing_.page_bytes(), space.room()});
+    window.append = nbytes;
+    claim(space, &window);
+  }
+  Plan plan{&space, std::move(window), {}, {}, {}};
+  cut_pieces(plan.window.parts.back()->ptr, nbytes, &plan.pieces);
+  *status = backing_.fill(plan.pieces, failed);
+  if (!ok(*status)) {
+    if (*status == Status::out_of_memory) ask_device();
+    roll_back(&plan);
+    return nullptr;
+  }
+  return commit(&plan, units);
+}
+
+// Small free nodes first: what they hold is the least likely to be of use.
+Status Pages::trim(std::size_t keep) {
+  sweep();
+  const auto page_units = static_cast<std::uint32_t>(backing_.page_bytes() / unit_bytes);
+  for (;;) {
+    std::vector<Leaving> leaving;
+    {
+      const SpinGuard guard(heap_.lock);
+      std::size_t free = heap_.medium.free_bytes() + heap_.large.free_bytes();
+      std::vector<std::pair<std::uint32_t, Node*>> handles;
+      for (Space* space : {&heap_.medium, &heap_.large}) {
+        space->for_each_free(page_units, [&](Node* node) {
+          for_each_handle(*node, [&](std::uint32_t index) { handles.emplace_back(index, node); });
+        });
+      }
+      for (const auto& [index, node] : handles) {
+        const std::size_t nbytes = backing_.handle(index).nbytes;
+        if (free <= keep || nbytes > free - keep) continue;
+        leaving.push_back(isolate(index, heap_.covering(backing_.handle(index).at)));
+        free -= nbytes;
+      }
+    }
+    if (leaving.empty()) return Status::success;
+    Status first = Status::success;
+    for (const Leaving& one : leaving) {
+      const Status status = send_back(one);
+      if (!ok(status) && ok(first)) first = status;
+    }
+    sweep();
+    if (!ok(first)) return first;
+  }
+}
+
+void Pages::sweep() {
+  streams_.poll();
+  std::vector<Stale> left;
+  for (Stale& stale : stale_) {
+    if (stale.handle != Backing::none && ok(backing_.release(stale.handle, true))) {
+      stale.handle = Backing::none;
+    }
+    const bool done = streams_.complete(stale.tag);
+    if (!done) streams_.record(stale.tag);
+    if (!done || stale.handle != Backing::none ||
+        !ok(backing_.unmap(stale.node->ptr, stale.node->nbytes()))) {
+      left.push_back(stale);
+      continue;
+    }
+    const SpinGuard guard(heap_.lock);
+    heap_.space_of(*stale.node).become_hole(stale.node);
+  }
+  stale_ = std::move(left);
+}
+
+}  // namespace ringmem::pool

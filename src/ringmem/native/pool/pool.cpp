@@ -1,0 +1,281 @@
+// The fast paths of the pool, and what they have in common.
+#include "pool/pool.hpp"
+
+#include <bit>
+
+namespace ringmem {
+
+using namespace pool;
+
+namespace {
+
+constexpr auto relaxed = std::memory_order_relaxed;
+constexpr std::size_t medium_limit = std::size_t{1} << 20;     // larger blocks: the large space
+constexpr std::size_t largest_request = std::size_t{1} << 40;  // bytes
+constexpr std::size_t largest_alignment = std::size_t{1} << 30;
+
+[[noreturn]] void refuse_size(std::size_t nbytes) {
+  throw InvalidValue("nbytes is " + std::to_string(nbytes) + ": give 1 to 2**40 bytes");
+}
+
+}  // namespace
+
+Pool::Pool(DriverRef driver, int device, PoolOptions options)
+    : driver_(std::move(driver)),
+      device_(device),
+      options_(std::move(options)),
+      generation_((watch_forks(), fork_generation.load())),
+      gate_(generation_),
+      threshold_(options_.release_threshold),
+      streams_(*driver_, device),
+      heap_(streams_),
+      pages_(*driver_, device, options_, streams_, heap_) {}
+
+void Pool::check_open() const {
+  if (foreign()) {
+    throw DriverError(Status::not_initialized, "Pool.allocate",
+                      "the pool belongs to the parent process of a fork");
+  }
+  if (closed()) throw Closed("the pool is closed");
+}
+
+// --- allocate ------------------------------------------------------------------------------------
+
+// The block freed last on this stream, if it has the size; else it is handed out as `parked`, to be
+// given back to the heap.
+bool Pool::take_parked(std::size_t nbytes, Shard& shard, Block* block, Node** parked) noexcept {
+  const SpinGuard guard(shard.lock);
+  Node* node = shard.parked;
+  if (!node) return false;
+  shard.parked = nullptr;
+  if (node->units != units_for(nbytes)) {
+    ++shard.changes;
+    shard.settle(levels_);
+    *parked = node;
+    return false;
+  }
+  node->requested = nbytes;
+  node->tag = {0, shard.changes};
+  node->become(NodeState::live);
+  shard.count_allocation(nbytes, node->nbytes(), levels_);
+  *block = {node->ptr, nbytes, node};
+  return true;
+}
+
+bool Pool::try_allocate(std::size_t nbytes, StreamHandle stream, Block* block) noexcept {
+  if (gate_.load(relaxed) != fork_generation.load(relaxed)) [[unlikely]] return false;
+  const int slot = streams_.slot_of(stream);
+  if (slot == StreamOrder::shared_slot || nbytes - 1 >= largest_request) [[unlikely]] return false;
+  Shard& shard = shards_[slot];
+  if (options_.policy != PoolPolicy::best_fit) [[unlikely]] {
+    Node* node = take_binned(units_for(nbytes), shard);
+    if (!node) return false;
+    *block = finish(node, nbytes, slot);
+    return true;
+  }
+  if (nbytes <= small_limit) return pop_small(nbytes, small_class(nbytes), shard, block);
+  Node* parked = nullptr;
+  if (take_parked(nbytes, shard, block, &parked)) [[likely]] return true;
+  if (parked) give_back(parked, parked->tag);
+  Space& space = nbytes < medium_limit ? heap_.medium : heap_.large;
+  Node* node = search({&space, units_for(nbytes), 0, slot, stream});
+  if (!node) return false;
+  if (!streams_.ordered(slot, node->tag)) [[unlikely]] {  // would take a driver call
+    give_back(node, node->tag);
+    return false;
+  }
+  *block = finish(node, nbytes, slot);
+  return true;
+}
+
+Block Pool::allocate(std::size_t nbytes, StreamHandle stream) {
+  Block block;
+  if (try_allocate(nbytes, stream, &block)) return block;
+  check_open();
+  if (nbytes - 1 >= largest_request) refuse_size(nbytes);
+  const int slot = streams_.slot_of(stream);
+  if (nbytes <= small_limit && slot != StreamOrder::shared_slot &&
+      options_.policy == PoolPolicy::best_fit) {
+    return allocate_small(nbytes, slot, stream);
+  }
+  return allocate_slow(nbytes, 0, slot, stream);
+}
+
+Block Pool::allocate(std::size_t nbytes, StreamHandle stream, std::size_t alignment) {
+  if (!std::has_single_bit(alignment) || alignment > largest_alignment) {
+    throw InvalidValue("alignment is " + std::to_string(alignment) +
+                       ": give a power of two up to 2**30");
+  }
+  if (alignment <= small_step) return allocate(nbytes, stream);
+  check_open();
+  if (nbytes - 1 >= largest_request) refuse_size(nbytes);
+  return allocate_slow(nbytes, alignment, streams_.slot_of(stream), stream);
+}
+
+Block Pool::allocate_slow(std::size_t nbytes, std::size_t alignment, int slot,
+                          StreamHandle stream) {
+  Space& space = nbytes < medium_limit ? heap_.medium : heap_.large;
+  return finish(obtain({&space, units_for(nbytes), alignment, slot, stream}), nbytes, slot);
+}
+
+// A live node becomes the user's.
+Block Pool::finish(Node* node, std::size_t nbytes, int slot) noexcept {
+  Shard& shard = shards_[slot];
+  const SpinGuard guard(shard.lock);
+  node->requested = nbytes;
+  node->home.store(static_cast<std::uint8_t>(slot), relaxed);
+  node->tag = {0, ++shard.changes};
+  shard.count_allocation(nbytes, node->nbytes(), levels_);
+  return {node->ptr, nbytes, node};
+}
+
+// --- deallocate ----------------------------------------------------------------------------------
+
+Status Pool::deallocate(const Block& block, StreamHandle stream) noexcept {
+  if (foreign()) [[unlikely]] return Status::not_initialized;
+  if (!block.record) [[unlikely]] return Status::illegal_state;
+  if (is_small(block.record)) return deallocate_small(small_of(block.record), block, stream);
+  Node* node = static_cast<Node*>(block.record);
+  const int slot = streams_.slot_of(stream);
+  const int home = node->home.load(relaxed);
+  Shard& shard = shards_[home];
+  shard.lock.lock();
+  if (!node->is(NodeState::live) || node->ptr != block.ptr || node->home.load(relaxed) != home)
+      [[unlikely]] {
+    shard.lock.unlock();
+    return Status::illegal_state;
+  }
+  shard.count_free(node->requested, node->nbytes());
+  const std::uint64_t others = node->tag.mask;
+  constexpr std::uint64_t slotless = std::uint64_t{1} << StreamOrder::shared_slot;
+  if (slot == StreamOrder::shared_slot || (others & slotless)) [[unlikely]] {
+    return deallocate_slotless(shard, node, slot, stream);
+  }
+  const Tag tag = streams_.stamp(slot, others);
+  Node* leaving = nullptr;
+  const bool own = slot == home && others == 0;
+  if (options_.policy != PoolPolicy::best_fit && own) [[unlikely]] {
+    node->tag = tag;
+    node->become(NodeState::parked);
+    shard.bins[node->units].push_back(node);
+    shard.lock.unlock();
+    after_free();
+    return Status::success;
+  }
+  if (own && node->tag.seq == shard.changes) [[likely]] {
+    node->tag = tag;
+    node->become(NodeState::parked);
+    leaving = shard.parked;
+    shard.parked = node;
+    node = nullptr;
+  } else {
+    node->become(NodeState::busy);
+    leaving = shard.parked;
+    shard.parked = nullptr;
+    ++shard.changes;
+    shard.settle(levels_);
+  }
+  shard.lock.unlock();
+  if (leaving) give_back(leaving, leaving->tag);
+  if (node) give_back(node, tag);
+  after_free();
+  return Status::success;
+}
+
+// A stream without a slot of its own has a part in it: events are recorded now. Entered with the
+// shard's lock, which it gives up.
+Status Pool::deallocate_slotless(Shard& shard, Node* node, int slot,
+                                 StreamHandle stream) noexcept {
+  node->become(NodeState::busy);
+  std::vector<StreamHandle> users;
+  if (const auto entry = shard.slotless.find(node); entry != shard.slotless.end()) {
+    users = std::move(entry->second);
+    shard.slotless.erase(entry);
+  }
+  shard.lock.unlock();
+  give_back(node, stamp_slotless(slot, stream, node->tag.mask, users));
+  after_free();
+  return Status::success;
+}
+
+Tag Pool::stamp_slotless(int slot, StreamHandle stream, std::uint64_t others,
+                         const std::vector<StreamHandle>& users) noexcept {
+  Tag tag;
+  for (const StreamHandle user : users) (void)streams_.stamp_shared(user, others, &tag);
+  if (slot == StreamOrder::shared_slot) (void)streams_.stamp_shared(stream, others, &tag);
+  else tag = joined(tag, streams_.stamp(slot, others));
+  return tag;
+}
+
+// A release threshold, and a pool that closes when nothing lives any more, act after a free.
+void Pool::after_free() noexcept {
+  const std::size_t threshold = threshold_.load(relaxed);
+  if (threshold == unlimited && gate_.load(relaxed) != gate_closed) [[likely]] return;
+  try {
+    if (closed()) {
+      if (live_count() == 0) (void)trim(0);
+    } else if (reserved() > threshold && reserved() - live_bytes() > threshold) {
+      (void)trim(threshold);
+    }
+  } catch (...) {  // the memory stays cached, which is always allowed
+  }
+}
+
+void Pool::give_back(Node* node, Tag tag) noexcept {
+  const SpinGuard guard(heap_.lock);
+  (void)heap_.space_of(*node).give(node, tag);
+}
+
+Status Pool::record_stream(Block& block, StreamHandle stream) {
+  if (!block.record) return Status::illegal_state;
+  const int slot = streams_.slot_of(stream);
+  const std::uint64_t mask = std::uint64_t{1} << slot;
+  // An event on the legacy default stream covers the per-thread streams of all threads.
+  const StreamHandle known = stream == per_thread_stream ? default_stream : stream;
+  if (is_small(block.record)) {
+    SmallBlock* small = small_of(block.record);
+    const int home = Span::of(small)->home.load(relaxed);
+    Shard& shard = shards_[home];
+    const SpinGuard guard(shard.lock);
+    if (small->state != SmallState::live) return Status::illegal_state;
+    if (slot == home) return Status::success;
+    shard.shared[small] |= mask;
+    small->shared = true;
+    if (slot == StreamOrder::shared_slot) shard.slotless[small].push_back(known);
+    return Status::success;
+  }
+  Node* node = static_cast<Node*>(block.record);
+  Shard& shard = shards_[node->home.load(relaxed)];
+  const SpinGuard guard(shard.lock);
+  if (!node->is(NodeState::live)) return Status::illegal_state;
+  node->tag.mask |= mask;
+  if (slot == StreamOrder::shared_slot) shard.slotless[node].push_back(known);
+  return Status::success;
+}
+
+bool Pool::find(DevicePtr ptr, Block* block) {
+  SmallBlock* small = nullptr;
+  Span* span = nullptr;
+  {
+    const SpinGuard guard(heap_.lock);
+    Node* node = heap_.covering(ptr);
+    if (!node) return false;
+    if (node->is(NodeState::live) && node->ptr == ptr) {
+      *block = {ptr, node->requested, node};
+      return true;
+    }
+    if (!node->is(NodeState::span)) return false;
+    span = node->blocks;
+    const std::size_t offset = ptr - span->base;
+    if (offset % span->block_bytes || offset / span->block_bytes >= span->count) return false;
+    small = span->blocks() + offset / span->block_bytes;
+  }
+  const SpinGuard guard(shards_[span->home.load(relaxed)].lock);
+  if (small->state != SmallState::live || span->ptr_of(*small) != ptr) return false;
+  *block = {ptr, small->requested, record_of(small)};
+  return true;
+}
+
+void Pool::release_stream(StreamHandle stream) { streams_.release(stream); }
+
+}  // namespace ringmem

@@ -1,0 +1,171 @@
+// The pool: stream-ordered allocation on reserved addresses backed by pages that can move.
+//
+// Small blocks (up to 32 KiB) come from spans of their size class, everything else by best fit.
+// See docs/pool-design.md for who owns what. Locks nest in this order only:
+//   page mutex > shard lock > heap lock > stream order's lock.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "driver/driver.hpp"
+#include "memory/allocator.hpp"
+#include "pool/fork.hpp"
+#include "pool/options.hpp"
+#include "pool/pages.hpp"
+#include "pool/shard.hpp"
+#include "pool/space.hpp"
+#include "pool/statistics.hpp"
+#include "pool/streams.hpp"
+
+namespace ringmem {
+
+class Pool final : public Allocator {
+ public:
+  // Asked when memory is out, with no lock held: true asks for one more try. May use the pool.
+  using OutOfMemoryCallback = std::function<bool(std::size_t requested, const PoolStatistics&)>;
+  struct LiveBlock {
+    DevicePtr ptr;
+    std::size_t nbytes;  // requested
+  };
+
+  // Makes no driver call: the first allocation does.
+  Pool(DriverRef driver, int device, PoolOptions options = {});
+  // Gives everything back if nothing lives; else leaves all as it is, for the process's end.
+  ~Pool() override;
+
+  // --- allocation ------------------------------------------------------------------------------
+  bool try_allocate(std::size_t nbytes, StreamHandle stream, Block* block) noexcept override;
+  // Throws OutOfMemory, DriverError, InvalidValue, Closed. Blocks only as the last resort before
+  // OutOfMemory, when it waits for work whose memory was freed.
+  Block allocate(std::size_t nbytes, StreamHandle stream) override;
+  // `alignment`: a power of two, up to 1 GiB.
+  Block allocate(std::size_t nbytes, StreamHandle stream, std::size_t alignment);
+  // illegal_state: not a live block of this pool (a double free, a foreign pointer).
+  Status deallocate(const Block& block, StreamHandle stream) noexcept override;
+  Status record_stream(Block& block, StreamHandle stream) override;
+  // The live block that starts at `ptr`; false if there is none.
+  bool find(DevicePtr ptr, Block* block);
+  // To be called before a stream that this pool has seen is destroyed.
+  void release_stream(StreamHandle stream);
+
+  // --- memory held -----------------------------------------------------------------------------
+  std::size_t limit() const noexcept { return pages_.limit(); }
+  // Throws InvalidValue below what lives. Gives back what the limit no longer allows.
+  void set_limit(std::size_t nbytes);
+  std::size_t release_threshold() const noexcept;
+  void set_release_threshold(std::size_t nbytes);  // trims at once
+  // Makes sure that one allocation of `nbytes` needs no driver call.
+  void reserve(std::size_t nbytes, StreamHandle stream);
+  // Gives cached memory back until no more than `keep_bytes` are cached. Never waits: what may
+  // still be in use is released now and leaves the device when its work is done.
+  Status trim(std::size_t keep_bytes = 0);
+  int add_callback(OutOfMemoryCallback callback);
+  void remove_callback(int id);
+
+  // --- the end ---------------------------------------------------------------------------------
+  // With live blocks: refuses (false, and nothing happened), or with `when_unused` closes to new
+  // allocations and gives everything back when the last block is freed. Without: waits for the
+  // freed blocks' work, gives all memory back and throws if the driver failed. Idempotent.
+  bool close(bool when_unused = false);
+  bool closed() const noexcept { return gate_.load(std::memory_order_relaxed) == gate_closed; }
+  // Whether this process is a fork of the one that made it.
+  bool foreign() const noexcept {
+    return generation_ != pool::fork_generation.load(std::memory_order_relaxed);
+  }
+  std::vector<LiveBlock> live_blocks(std::size_t most = unlimited) const;
+
+  PoolStatistics statistics() const;
+  void reset_peaks();
+  // What is wrong with the pool's own books; empty if nothing is. For tests, between operations.
+  std::string inconsistency() const;
+  const PoolOptions& options() const noexcept { return options_; }
+  int device() const noexcept { return device_; }
+  const DriverRef& driver() const noexcept { return driver_; }
+  std::size_t reserved() const noexcept { return pages_.backing().counters().reserved.load(); }
+
+ private:
+  struct Want {  // one allocation on its way through the slow path
+    pool::Space* space;
+    std::uint32_t units;
+    std::size_t alignment;  // 0: that of any block
+    int slot;
+    StreamHandle stream;
+
+    // What must be found so that an aligned block fits for certain.
+    std::uint32_t roomy() const noexcept {
+      if (alignment <= pool::unit_bytes) return units;
+      return units + static_cast<std::uint32_t>(alignment / pool::unit_bytes) - 1;
+    }
+  };
+  static constexpr std::uint64_t gate_closed = ~std::uint64_t{0};
+
+  // pool.cpp: the fast paths
+  bool take_parked(std::size_t nbytes, pool::Shard& shard, Block* block,
+                   pool::Node** parked) noexcept;
+  Block finish(pool::Node* node, std::size_t nbytes, int slot) noexcept;
+  Block allocate_slow(std::size_t nbytes, std::size_t alignment, int slot, StreamHandle stream);
+  void give_back(pool::Node* node, pool::Tag tag) noexcept;
+  Status deallocate_slotless(pool::Shard& shard, pool::Node* node, int slot,
+                             StreamHandle stream) noexcept;
+  pool::Tag stamp_slotless(int slot, StreamHandle stream, std::uint64_t others,
+                           const std::vector<StreamHandle>& users) noexcept;
+  void after_free() noexcept;
+  void check_open() const;
+
+  // pool_small.cpp
+  bool pop_small(std::size_t nbytes, int size_class, pool::Shard& shard, Block* block) noexcept;
+  Block allocate_small(std::size_t nbytes, int slot, StreamHandle stream);
+  pool::Span* new_span(int size_class, int slot, StreamHandle stream);
+  bool reclaim(pool::Shard& shard, int size_class, int slot, StreamHandle stream);
+  pool::Span* give_small(pool::Shard& shard, pool::Span* span, pool::SmallBlock* small) noexcept;
+  Status deallocate_small(pool::SmallBlock* small, const Block& block,
+                          StreamHandle stream) noexcept;
+  void drop_span(pool::Span* span, int slot) noexcept;
+  pool::Span* empty_spans(pool::Shard& shard);
+
+  // pool_bins.cpp: the policies that keep blocks by size
+  std::uint32_t units_for(std::size_t nbytes) const noexcept;
+  pool::Node* take_binned(std::uint32_t units, pool::Shard& shard) noexcept;
+
+  // pool_slow.cpp: memory that is not at hand
+  pool::Node* obtain(const Want& want);
+  pool::Node* search(const Want& want);
+  pool::Node* search_locked(const Want& want);
+  pool::Node* cut(const Want& want, pool::Node* node);
+  pool::Node* grow(const Want& want);
+  pool::Node* try_grow(const Want& want, Status* status, const char** operation);
+  bool ask_callbacks(std::size_t nbytes);
+  void drain(bool spans);
+  [[noreturn]] void out_of_memory(const Want& want, Status status, const char* operation);
+
+  // pool_admin.cpp
+  std::size_t live_count() const noexcept;
+  std::size_t live_bytes() const noexcept;
+  void tear_down();
+
+  const DriverRef driver_;
+  const int device_;
+  const PoolOptions options_;
+  const std::uint64_t generation_;    // of forks: when it was made
+  std::atomic<std::uint64_t> gate_;   // allocation is open while this is the process's generation
+  std::atomic<std::size_t> threshold_;
+  pool::StreamOrder streams_;
+  pool::Levels levels_;
+  std::array<pool::Shard, pool::StreamOrder::slots> shards_;
+  pool::Heap heap_;
+  pool::SpanStore spans_;  // guarded by the heap lock
+  pool::Pages pages_;
+  std::atomic<std::uint64_t> misses_{0};
+  std::atomic<std::uint64_t> retries_{0};
+  std::mutex callback_mutex_;
+  std::vector<std::pair<int, OutOfMemoryCallback>> callbacks_;
+  int next_callback_ = 0;
+};
+
+}  // namespace ringmem

@@ -1,0 +1,147 @@
+// The pool's small blocks: the way through a shard's spans.
+#include "pool/pool.hpp"
+
+namespace ringmem {
+
+using namespace pool;
+
+namespace {
+constexpr auto relaxed = std::memory_order_relaxed;
+}
+
+bool Pool::pop_small(std::size_t nbytes, int size_class, Shard& shard, Block* block) noexcept {
+  const SpinGuard guard(shard.lock);
+  Span* span = shard.spans[size_class];
+  if (!span) [[unlikely]] return false;
+  SmallBlock* small = span->pop();
+  if (span->free == 0) shard.unlink(span);
+  small->state = SmallState::live;
+  small->requested = static_cast<std::uint16_t>(nbytes);
+  shard.count_allocation(nbytes, span->block_bytes, levels_);
+  *block = {span->ptr_of(*small), nbytes, record_of(small)};
+  return true;
+}
+
+// Nothing at hand: blocks that other streams held back, or a new span.
+Block Pool::allocate_small(std::size_t nbytes, int slot, StreamHandle stream) {
+  const int size_class = small_class(nbytes);
+  Shard& shard = shards_[slot];
+  for (Block block;;) {
+    {
+      const SpinGuard guard(shard.lock);
+      if (!shard.pending.empty()) (void)reclaim(shard, size_class, slot, stream);
+    }
+    if (pop_small(nbytes, size_class, shard, &block)) return block;
+    Span* span = new_span(size_class, slot, stream);
+    {
+      const SpinGuard guard(shard.lock);
+      ++shard.changes;
+      shard.link(span);
+    }
+    if (pop_small(nbytes, size_class, shard, &block)) return block;
+  }
+}
+
+Span* Pool::new_span(int size_class, int slot, StreamHandle stream) {
+  Node* node = obtain({&heap_.medium, span_units(size_class), 0, slot, stream});
+  const SpinGuard guard(heap_.lock);
+  Span* span = spans_.get(size_class, node);
+  span->home.store(static_cast<std::uint8_t>(slot), relaxed);
+  node->blocks = span;
+  node->become(NodeState::span);
+  return span;
+}
+
+// Blocks that other streams used come back: those whose work is done or was waited for, and if
+// that gives none of this class, all of it, at the price of a wait on the device.
+bool Pool::reclaim(Shard& shard, int size_class, int slot, StreamHandle stream) {
+  streams_.poll();
+  for (const bool wait : {false, true}) {
+    std::size_t kept = 0;
+    for (const Shard::Pending& pending : shard.pending) {
+      Span* span = Span::of(pending.block);
+      const bool wanted = wait && span->size_class == size_class;
+      if (streams_.ordered(slot, pending.tag) ||
+          (wanted && ok(streams_.order_after(slot, stream, pending.tag)))) {
+        if (span->free == 0) shard.link(span);
+        span->push(pending.block);
+      } else {
+        shard.pending[kept++] = pending;
+      }
+    }
+    shard.pending.resize(kept);
+    if (shard.spans[size_class]) return true;
+  }
+  return false;
+}
+
+// Returns the span if it is empty now and another of its class is there: it may go.
+Span* Pool::give_small(Shard& shard, Span* span, SmallBlock* small) noexcept {
+  if (span->free == 0) shard.link(span);
+  span->push(small);
+  if (span->free < span->count || (!span->prev && !span->next)) return nullptr;
+  shard.unlink(span);
+  ++shard.changes;
+  return span;
+}
+
+Status Pool::deallocate_small(SmallBlock* small, const Block& block,
+                              StreamHandle stream) noexcept {
+  Span* span = Span::of(small);
+  const int slot = streams_.slot_of(stream);
+  const int home = span->home.load(relaxed);
+  Shard& shard = shards_[home];
+  Span* empty = nullptr;
+  {
+    const SpinGuard guard(shard.lock);
+    if (small->state != SmallState::live || span->home.load(relaxed) != home ||
+        span->ptr_of(*small) != block.ptr) [[unlikely]] {
+      return Status::illegal_state;
+    }
+    shard.count_free(small->requested, span->block_bytes);
+    if (slot == home && !small->shared) [[likely]] {
+      empty = give_small(shard, span, small);
+    } else {
+      std::uint64_t others = 0;
+      std::vector<StreamHandle> users;
+      if (small->shared) {
+        others = shard.shared.extract(small).mapped();
+        if (auto entry = shard.slotless.extract(small)) users = std::move(entry.mapped());
+        small->shared = false;
+      }
+      small->state = SmallState::pending;
+      shard.pending.push_back({small, stamp_slotless(slot, stream, others, users)});
+    }
+  }
+  if (empty) drop_span(empty, home);
+  after_free();
+  return Status::success;
+}
+
+void Pool::drop_span(Span* span, int slot) noexcept {
+  const Tag tag = streams_.stamp(slot);
+  const SpinGuard guard(heap_.lock);
+  Node* node = span->node;
+  spans_.put(span);
+  (void)heap_.space_of(*node).give(node, tag);
+}
+
+// Takes the shard's empty spans, linked through `next`. Under the shard's lock.
+Span* Pool::empty_spans(Shard& shard) {
+  Span* empty = nullptr;
+  for (Span* head : shard.spans) {
+    for (Span* span = head; span;) {
+      Span* next = span->next;
+      if (span->free == span->count) {
+        shard.unlink(span);
+        ++shard.changes;
+        span->next = empty;
+        empty = span;
+      }
+      span = next;
+    }
+  }
+  return empty;
+}
+
+}  // namespace ringmem

@@ -1,0 +1,125 @@
+// Stream order. Frees are stamped with an epoch; one event, recorded on a stream when somebody
+// first asks, covers every earlier free on it. A consumer waits on the device, never on the host,
+// and what it has waited for once is not waited for again.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "driver/driver.hpp"
+#include "pool/lock.hpp"
+#include "pool/node.hpp"
+
+namespace ringmem::pool {
+
+class StreamOrder {
+ public:
+  static constexpr int slots = 64;
+  // Streams that find no slot of their own, and the per-thread default stream (one handle, many
+  // streams), share the last slot. A free there records its event at once, and nothing on it is
+  // reusable without a wait.
+  static constexpr int shared_slot = slots - 1;
+
+  StreamOrder(Driver& driver, int device) : driver_(driver), device_(device) {}
+  ~StreamOrder();
+  StreamOrder(const StreamOrder&) = delete;
+  StreamOrder& operator=(const StreamOrder&) = delete;
+
+  // The slot of a stream; a new stream gets one. `slot_created` of the pool is called then.
+  int slot_of(StreamHandle stream) noexcept {
+    const std::uint64_t key = key_of(stream);
+    for (std::uint32_t i = hash(key);; ++i) {
+      const std::uint64_t found = keys_[i % table].load(std::memory_order_acquire);
+      if (found == key) return slot_in_[i % table].load(std::memory_order_relaxed);
+      if (found == 0 || i - hash(key) >= table) return add(stream);
+    }
+  }
+  int active() const noexcept { return active_.load(std::memory_order_relaxed); }
+
+  // The tag of memory that `slot` frees now and that the streams in `others` used as well.
+  Tag stamp(int slot, std::uint64_t others = 0) noexcept;
+  // The same for a stream of the shared slot: records its event.
+  Status stamp_shared(StreamHandle stream, std::uint64_t others, Tag* tag) noexcept;
+
+  // Whether `slot` may use memory with this tag as it is.
+  bool ordered(int slot, Tag tag) const noexcept;
+  bool complete(Tag tag) const noexcept { return ordered(-1, tag); }
+  // The tag without the streams whose work is known to be done.
+  Tag pending(Tag tag) const noexcept;
+  // Whether order can be had by an event: false while a destroyed stream is in the tag.
+  bool orderable(Tag tag) const noexcept {
+    return (tag.mask & dead_.load(std::memory_order_relaxed)) == 0 || complete(tag);
+  }
+  // Makes `stream` (of `slot`) wait on the device for what the tag names.
+  Status order_after(int slot, StreamHandle stream, Tag tag) noexcept;
+  // Records events for what the tag names, so that it can be seen to complete.
+  void record(Tag tag) noexcept;
+  // Looks which events have completed; never waits.
+  void poll() noexcept;
+  // Waits on the host for everything freed so far. Blocks: call it with no lock held.
+  Status synchronize() noexcept;
+  // The stream is about to be destroyed: covers its frees while it can still be named.
+  void release(StreamHandle stream) noexcept;
+
+  // In a fork child: the events are the parent's.
+  void abandon() noexcept;
+
+  std::uint64_t driver_calls() const noexcept { return calls_.load(std::memory_order_relaxed); }
+  std::uint64_t device_waits() const noexcept { return waits_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Flight {
+    std::uint64_t epoch;
+    EventHandle event;
+  };
+  struct Slot {
+    StreamHandle stream = 0;
+    bool used = false;
+    bool retired = false;           // its stream was released
+    std::uint64_t recorded = 0;     // frees up to this epoch are covered by an event
+    std::deque<Flight> in_flight;   // by epoch
+  };
+  static constexpr std::uint32_t table = 256;
+  static constexpr std::uint64_t tombstone = ~std::uint64_t{0};
+
+  static std::uint64_t key_of(StreamHandle stream) noexcept {
+    return (stream == legacy_stream ? default_stream : stream) + 1;
+  }
+  static std::uint32_t hash(std::uint64_t key) noexcept {
+    return static_cast<std::uint32_t>((key * 0x9e3779b97f4a7c15ull) >> 56);
+  }
+  int add(StreamHandle stream) noexcept;
+  int find_locked(std::uint64_t key) const noexcept;
+  int free_slot_locked() noexcept;
+  void insert_locked(std::uint64_t key, int slot) noexcept;
+  // Makes sure an event covers `slot` up to `epoch`; false if the stream cannot be recorded on.
+  Status cover_locked(int slot, std::uint64_t epoch) noexcept;
+  Status fly_locked(Slot& slot, StreamHandle stream) noexcept;
+  Status wait_locked(int slot, StreamHandle stream, int other, std::uint64_t epoch) noexcept;
+  void poll_locked(Slot& slot) noexcept;
+  void retire_locked(int slot) noexcept;
+  EventHandle get_event_locked(Status* status) noexcept;
+
+  Driver& driver_;
+  const int device_;
+  std::array<std::atomic<std::uint64_t>, table> keys_{};
+  std::array<std::atomic<std::uint8_t>, table> slot_in_{};
+  std::atomic<int> active_{0};
+  std::atomic<std::uint64_t> epoch_{1};
+  std::atomic<std::uint64_t> dead_{0};
+  std::array<std::atomic<std::uint64_t>, slots> last_free_{};
+  std::array<std::atomic<std::uint64_t>, slots> completed_{};
+  // known_[s][t]: slot s has waited for what was freed on t up to this epoch.
+  std::array<std::array<std::atomic<std::uint64_t>, slots>, slots> known_{};
+  std::atomic<std::uint64_t> calls_{0};
+  std::atomic<std::uint64_t> waits_{0};
+
+  mutable SpinLock lock_;  // guards what follows; innermost of all locks
+  std::array<Slot, slots> slot_{};
+  std::vector<EventHandle> events_;  // not in use
+};
+
+}  // namespace ringmem::pool
