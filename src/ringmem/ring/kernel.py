@@ -303,8 +303,9 @@ class RingKernel(Messaging):
         with self._lock:
             self._require_process()
             self._refresh()
+            if self._state is KernelState.CLOSED:
+                raise ClosedError("the ring kernel is closed")
             if not self._state.running:
-                next_state(self._state, KernelEvent.CLOSE)
                 return
             self._close_calls()
             self._terminate(timeout_s, force)
