@@ -116,13 +116,17 @@ void Pages::cut_pieces(DevicePtr at, std::size_t nbytes,
 Node* Pages::grow(Space& space, std::uint32_t units, Status* status, const char** failed) {
   const Timer timer(growth_ns_);
   *status = Status::success;
-  if (device_room_ != SIZE_MAX) ask_device();
+  if (device_room_ != SIZE_MAX) {
+    sweep();
+    ask_device();
+  }
   if (!options_.tight) {
     if (Node* node = create_at_end(space, units, status, failed)) return node;
     if (!ok(*status) && *status != Status::out_of_memory) return nullptr;
   }
   const Timer moving(remap_ns_);
   sweep();
+  if (device_room_ != SIZE_MAX) ask_device();
   // Free handles first. Where they are too large, one is given back for room to create what fits;
   // and where there are none, room is used that tightness would not.
   std::size_t budget = options_.tight ? 0 : room();

@@ -3,6 +3,8 @@
 
 #include <bit>
 
+#include "pool/debug.hpp"
+
 namespace ringmem {
 
 using namespace pool;
@@ -29,7 +31,13 @@ Pool::Pool(DriverRef driver, int device, PoolOptions options)
       threshold_(options_.release_threshold),
       streams_(*driver_, device),
       heap_(streams_),
-      pages_(*driver_, device, options_, streams_, heap_) {}
+      pages_(*driver_, device, options_, streams_, heap_) {
+  if (options_.debug) debug_ = std::make_unique<DebugAllocator>(*this);
+}
+
+Allocator& Pool::front() noexcept {
+  return debug_ ? static_cast<Allocator&>(*debug_) : *this;
+}
 
 void Pool::check_open() const {
   if (foreign()) {

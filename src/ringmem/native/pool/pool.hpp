@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -25,6 +26,8 @@
 
 namespace ringmem {
 
+class DebugAllocator;
+
 class Pool final : public Allocator {
  public:
   // Asked when memory is out, with no lock held: true asks for one more try. May use the pool.
@@ -38,6 +41,10 @@ class Pool final : public Allocator {
   Pool(DriverRef driver, int device, PoolOptions options = {});
   // Gives everything back if nothing lives; else leaves all as it is, for the process's end.
   ~Pool() override;
+
+  // What users allocate from: the pool itself, or with options.debug its debug allocator.
+  Allocator& front() noexcept;
+  DebugAllocator* debug() noexcept { return debug_.get(); }
 
   // --- allocation ------------------------------------------------------------------------------
   bool try_allocate(std::size_t nbytes, StreamHandle stream, Block* block) noexcept override;
@@ -166,6 +173,7 @@ class Pool final : public Allocator {
   std::mutex callback_mutex_;
   std::vector<std::pair<int, OutOfMemoryCallback>> callbacks_;
   int next_callback_ = 0;
+  std::unique_ptr<DebugAllocator> debug_;
 };
 
 }  // namespace ringmem

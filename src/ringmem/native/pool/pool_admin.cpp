@@ -1,6 +1,7 @@
 // What is not allocation: limits, trimming, figures, closing.
 #include <algorithm>
 
+#include "pool/debug.hpp"
 #include "pool/pool.hpp"
 
 namespace ringmem {
@@ -218,6 +219,7 @@ Pool::~Pool() {
     return;
   }
   try {
+    debug_.reset();
     if (live_count() != 0) return;
     (void)close();
   } catch (...) {  // the process's end gives back what the driver would not take
