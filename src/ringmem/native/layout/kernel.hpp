@@ -16,7 +16,8 @@ struct alignas(64) KernelRing {
   u64 dead_letter_ptr;  // RingHeader of the messages whose handler returned a status; 0: none
   u64 state_ptr;        // device memory; 0: the handler has no state
   u64 deadline_ns;      // the kernel ends itself so long after its start, whatever happens; 0: never
-  u64 scratch_ptr;      // `blocks` BlockScratch in device memory, zeroed
+  u64 scratch_ptr;      // `blocks` BlockScratch in device memory: zeros, but for `progress`,
+                        //   `latency_min_ns`, `dead_tail` and `dead_head` where the rings stand
 };
 
 // What one block of a ring tells the first block of that ring.
@@ -34,7 +35,8 @@ struct alignas(128) BlockScratch {
   i32 last_error;
   u32 paused;
   u32 ended;
-  u32 reserved[7];
+  u32 corrupted;  // of the first block only: some block met a line that nobody may have written
+  u32 reserved[6];
 };
 
 static_assert(sizeof(KernelRing) == 64 && sizeof(BlockScratch) == 128);
