@@ -149,9 +149,7 @@ def _refused(
 ) -> InvalidValueError:
     text = _ANSI.sub("", str(error))
     own = [
-        int(line)
-        for file, line in _PLACE.findall(text)
-        if file == function.__code__.co_filename
+        int(line) for file, line in _PLACE.findall(text) if file == function.__code__.co_filename
     ]
     line = own[-1] if own else None
     if isinstance(error, KeyError):  # what Numba raises for a field that a record lacks
@@ -173,7 +171,7 @@ def _first_lines(text: str) -> str:
     return "; ".join([line for line in lines if line and not line.startswith(noise)][:4])[:600]
 
 
-# --- types -----------------------------------------------------------------------------------------
+# --- types ----------------------------------------------------------------------------------------
 def _signature(
     function: python_types.FunctionType,
     message: np.dtype[Any],
@@ -212,37 +210,39 @@ def _pointer(function: python_types.FunctionType, name: str, dtype: np.dtype[Any
 def _aligned(function: python_types.FunctionType, name: str, record: Any) -> Any:
     """Return the record with its alignment stated, where every field lies at a multiple of its own.
 
-    NumPy marks only ``align=True`` dtypes, and without the mark a GPU reads byte by byte.
+    NumPy marks only ``align=True`` dtypes, and without the mark a GPU reads byte by byte. The
+    record's size is rounded up, which nobody sees: handlers get pointers to single records.
     """
     from numba import types
 
-    aligned = True
+    widest, aligned = 1, True
     for field, info in record.fields.items():
         unit = info.type
         while isinstance(unit, types.NestedArray):
             unit = unit.dtype
         if isinstance(unit, types.Record):
             return record
-        width = getattr(unit, "bitwidth", 8) // 8
-        width = min(width, 8)  # a complex128 is two of 8
-        if info.offset % max(width, 1):
-            aligned = False
-            if isinstance(info.type, types.NestedArray):
-                raise InvalidValueError(
-                    f"{location_of(function)}: field {field!r} of {name} is an array at offset "
-                    f"{info.offset}, no multiple of its {width} bytes, which a GPU cannot read; "
-                    "use np.dtype(..., align=True) or reorder the fields"
-                )
+        width = min(getattr(unit, "bitwidth", 8) // 8, 8)  # a complex128 is two of 8
+        widest = max(widest, width)
+        if info.offset % width == 0:
+            continue
+        aligned = False
+        if isinstance(info.type, types.NestedArray):
+            raise InvalidValueError(
+                f"{location_of(function)}: field {field!r} of {name} is an array at offset "
+                f"{info.offset}, no multiple of its {width} bytes, which a GPU cannot read; use "
+                "np.dtype(..., align=True) or reorder the fields"
+            )
     if not aligned or record.aligned:
         return record
     fields = [
-        (field, {"type": info.type, "offset": info.offset, "alignment": info.alignment, "title": info.title})
+        (field, {"type": info.type, "offset": info.offset, "alignment": None, "title": info.title})
         for field, info in record.fields.items()
     ]
-    return types.Record(fields, record.size, aligned=True)
+    return types.Record(fields, -(-record.size // widest) * widest, aligned=True)
 
 
-# --- helpers ---------------------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------------------
 Wrap = Callable[[python_types.FunctionType], Any]
 
 
@@ -262,9 +262,10 @@ def _rebind(
         replaced[reference.names[0]] = done[id(helper)]
     if not replaced:
         return function
+    names = function.__code__.co_freevars
     closure = tuple(
         python_types.CellType(replaced[name]) if name in replaced else cell
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in zip(names, function.__closure__ or (), strict=True)
     )
     bound = python_types.FunctionType(
         function.__code__,
