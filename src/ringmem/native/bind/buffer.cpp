@@ -319,6 +319,17 @@ void let_wait(Buffer& self, NativeDevice& device, StreamHandle handle) {
   }
 }
 
+// The other way round: later work on the buffer's own stream comes after that on `stream` so far.
+void follow(Buffer& self, nb::handle_t<NativeStream> stream) {
+  const NativeStream& native = *nb::inst_ptr<NativeStream>(stream);
+  StreamRef earlier;
+  earlier.handle = native.handle;
+  earlier.device = native.device.get();
+  const StreamRef& own = self.memory().stream;
+  if (own.closed() || own.same_as(earlier)) return;
+  check(wait_on_device(own, earlier), "cuStreamWaitEvent");
+}
+
 void note_stream(Buffer& self, nb::handle_t<NativeStream> stream) {
   NativeStream& native = *nb::inst_ptr<NativeStream>(stream);
   StreamRef used;
@@ -398,6 +409,8 @@ void bind_buffer_class(nb::module_& m, nb::class_<Buffer>& cls) {
         "Blocks until all work on the buffer is done.");
   m.def("buffer_let_wait", &let_wait, nb::arg("buffer"), nb::arg("device"), nb::arg("handle"),
         "The stream waits, on the device, for all work on the buffer so far.");
+  m.def("buffer_follow", &follow, nb::arg("buffer"), nb::arg("stream"),
+        "The buffer's own stream waits, on the device, for the work on `stream` so far.");
   m.def("buffer_host_only", [](const Buffer& self) { return self.memory().host_only.load(); },
         nb::arg("buffer"));
   m.def("buffer_set_host_only", [](Buffer& self, bool on) { self.memory().host_only.store(on); },
