@@ -38,8 +38,8 @@ def test_types_of_ml_dtypes_have_their_own_codes(device, dtype):
 
 @pytest.mark.parametrize(
     ("dtype", "remedy"),
-    [("M8[s]", "view.'i8'"), ("S4", "view.'u1'"), ([("a", "f4")], "view.'u1'"), (">f4", "byte order"),
-     ("g", "view.'u1'"), ("V4", "view.'u1'")],
+    [("M8[s]", "view.'i8'"), ("S4", "view.'u1'"), ([("a", "f4")], "view.'u1'"),
+     (">f4", "byte order"), ("g", "view.'u1'"), ("V4", "view.'u1'")],
 )  # fmt: skip
 def test_types_that_dlpack_lacks_are_refused_with_a_remedy(device, dtype, remedy):
     buffer = ringmem.zeros(4, dtype, device=device)

@@ -60,7 +60,9 @@ def test_the_stream_offered_waits_for_work_on_others(slow):
     assert (seen.numpy() == 3).all()
 
 
-@pytest.mark.parametrize("make", [ringmem.DeviceBuffer, ringmem.PinnedBuffer, ringmem.UnifiedBuffer])
+@pytest.mark.parametrize(
+    "make", [ringmem.DeviceBuffer, ringmem.PinnedBuffer, ringmem.UnifiedBuffer]
+)
 def test_borrowing_shares_memory_and_finds_its_kind(device, make):
     buffer = make((3, 4), "f4", device=device)
     buffer.fill(5)

@@ -171,6 +171,6 @@ def test_read_only_memory_is_pinned_where_the_device_can(device, tmp_path):
 
 
 def test_a_device_that_cannot_pin_says_so():
-    with ringmem.simulate(host_register=False) as simulation:
-        with pytest.raises(ringmem.NotSupportedError, match="PinnedBuffer"):
-            ringmem.pin(np.zeros(10), device=simulation.devices[0])
+    (device,) = ringmem.simulate(host_register=False).devices
+    with pytest.raises(ringmem.NotSupportedError, match="PinnedBuffer"):
+        ringmem.pin(np.zeros(10), device=device)

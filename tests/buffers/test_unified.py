@@ -97,9 +97,9 @@ def test_a_platform_that_cannot_hand_over_is_refused_and_nothing_changes(faulty)
 
 
 def test_a_device_without_managed_memory_says_what_to_use():
-    with ringmem.simulate(managed=False) as simulation:
-        with pytest.raises(NotSupportedError, match="DeviceBuffer and a PinnedBuffer"):
-            ringmem.UnifiedBuffer(3, device=simulation.devices[0])
+    (device,) = ringmem.simulate(managed=False).devices
+    with pytest.raises(NotSupportedError, match="DeviceBuffer and a PinnedBuffer"):
+        ringmem.UnifiedBuffer(3, device=device)
 
 
 def test_attach_modes(place):
@@ -146,9 +146,9 @@ def test_advice_and_discard(device, other):
     buffer.discard()
     buffer.fill(3)
     assert (buffer.to_numpy() == 3).all()
-    with ringmem.simulate() as elsewhere:
-        with pytest.raises(InvalidValueError, match="another driver"):
-            buffer.prefetch(elsewhere.devices[0])
+    (elsewhere,) = ringmem.simulate().devices
+    with pytest.raises(InvalidValueError, match="another driver"):
+        buffer.prefetch(elsewhere)
 
 
 def test_a_platform_that_takes_no_hints_says_so():

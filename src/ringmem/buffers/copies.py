@@ -104,8 +104,7 @@ def _copy_devices(dst: Buffer, src: Buffer, stream: object | None) -> None:
         for buffer in (dst, src):
             if buffer.device.driver is ordered_on.device.driver:
                 _native.buffer_note_use(buffer, ordered_on)
-                if not buffer.stream.closed:
-                    buffer.stream.wait(ordered_on)
+                _native.buffer_follow(buffer, ordered_on)
 
 
 def _order_after(stream: Stream, *buffers: Buffer) -> None:
