@@ -7,6 +7,11 @@ namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
+// What a second release answers when the first one, which "failed", had released.
+bool is_gone(Status status) noexcept {
+  return status == Status::invalid_value || status == Status::invalid_handle;
+}
+
 // Calls visit(ptr, nbytes) for each run of pieces that touch.
 template <typename Visit>
 Status for_each_run(const std::vector<Backing::Piece>& pieces, std::size_t count, Visit&& visit) {
@@ -195,8 +200,7 @@ Status Backing::release(std::uint32_t index, bool again) noexcept {
   Handle& handle = handles_[index];
   counters_.calls.fetch_add(1, relaxed);
   Status status = chunked_ ? driver_.mem_free(device_, handle.id) : driver_.mem_release(handle.id);
-  const bool gone = status == Status::invalid_value || status == Status::invalid_handle;
-  if (again && gone) status = Status::success;  // the call that "failed" had released it
+  if (again && is_gone(status)) status = Status::success;  // the call that "failed" had released it
   if (!ok(status)) return status;
   counters_.reserved.fetch_sub(handle.nbytes, relaxed);
   counters_.released.fetch_add(1, relaxed);
@@ -211,7 +215,10 @@ Status Backing::close() noexcept {
     if (!ok(status) && ok(first)) first = status;
     return ok(status);
   };
-  std::erase_if(orphans_, [&](PhysicalHandle id) { return keep(driver_.mem_release(id)); });
+  std::erase_if(orphans_, [&](PhysicalHandle id) {
+    const Status status = chunked_ ? driver_.mem_free(device_, id) : driver_.mem_release(id);
+    return is_gone(status) || keep(status);
+  });
   if (chunked_) {
     base_ = 0;
   } else if (base_ && ok(first)) {
