@@ -97,7 +97,6 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "set_poll_interval_us",
     ),
     "ringmem.virtual": (
-        "Access",
         "AddressRange",
         "GrowableBuffer",
         "HostNode",
