@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from ringmem.native.errors import *  # noqa: F403
     from ringmem.native.layouts import *  # noqa: F403
     from ringmem.ring import *  # noqa: F403
+    from ringmem.virtual import *  # noqa: F403
 
 __version__ = "0.1.0"
 
@@ -94,6 +95,22 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "Telemetry",
         "poll_interval_us",
         "set_poll_interval_us",
+    ),
+    "ringmem.virtual": (
+        "AddressRange",
+        "GrowableBuffer",
+        "HostNode",
+        "MappedRange",
+        "PhysicalMemory",
+        "SharedBuffer",
+        "SparseBuffer",
+        "Ticket",
+        "allocation_granularity",
+        "attach",
+        "live_mappings",
+        "mapping_limit",
+        "recycle_limit",
+        "set_recycle_limit",
     ),
 }
 _EXPORTS: dict[str, str] = {name: module for module, names in _MODULES.items() for name in names}
