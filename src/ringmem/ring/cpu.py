@@ -7,7 +7,6 @@ missing, a Python function that the thread calls with the GIL.
 from __future__ import annotations
 
 import ctypes
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -149,7 +148,6 @@ class CpuBackend:
     def _python_function(self, function: Callable[..., Any]) -> int:
         """Return the address of a C function that calls a Python one."""
         spec = self._spec
-        lanes: tuple[int, ...] = (0, 1) if len(inspect.signature(function).parameters) == 5 else ()
 
         def view(ptr: int, dtype: np.dtype[Any] | None) -> Any:
             if dtype is None:
@@ -159,12 +157,13 @@ class CpuBackend:
 
         def call(message: int, reply: int, state: int) -> int:
             try:
-                arguments = (
-                    view(message, spec.message),
-                    view(reply, spec.reply),
-                    view(state, spec.state),
+                return int(
+                    function(
+                        view(message, spec.message),
+                        view(reply, spec.reply),
+                        view(state, spec.state),
+                    )
                 )
-                return int(function(*arguments, *lanes) or 0)
             except BaseException as error:
                 self._failure = error
                 self._native.fault(self._rings[state])
@@ -185,15 +184,10 @@ def _argument_count(handler: Any) -> int:
     return arguments if isinstance(arguments, int) else len(arguments)
 
 
-@dataclass(frozen=True)
-class _PythonHandler:
-    python: Callable[..., Any]
-
-
 def _compile(handler: Any, spec: KernelSpec) -> Any:
-    """Return what floor 5's compiler makes of a handler."""
-    if not callable(handler):
-        raise InvalidValueError(
-            f"handler={handler!r:.80} must be a function, a NativeHandler or a ctypes function"
-        )
-    return _PythonHandler(handler)
+    """Return what the compiler makes of a handler that is no address yet."""
+    from ringmem.ring import handlers
+
+    return handlers.compile_for_cpu(
+        handler, spec.message, spec.reply, spec.state, parallel=spec.parallel
+    )

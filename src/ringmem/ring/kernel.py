@@ -6,6 +6,7 @@ the loop runs is the backend's business.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import os
@@ -31,6 +32,7 @@ from ringmem.native.errors import (
     KernelFailedError,
 )
 from ringmem.native.layouts import ControlBlock
+from ringmem.ring.aio import AsyncKernel
 from ringmem.ring.backend import Backend, KernelSpec, Parallel
 from ringmem.ring.channel import Messaging
 from ringmem.ring.endpoints import Full
@@ -160,6 +162,7 @@ class RingKernel(Messaging):
         self._watch: Any = None
         self._stalls: StallWatcher | None = None
         self._on_stall = on_stall
+        self._aio: AsyncKernel | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self._backend.close)
             self._backend.prepare(handler, self.spec)
@@ -303,8 +306,9 @@ class RingKernel(Messaging):
         with self._lock:
             self._require_process()
             self._refresh()
+            if self._state is KernelState.CLOSED:
+                raise ClosedError("the ring kernel is closed")
             if not self._state.running:
-                next_state(self._state, KernelEvent.CLOSE)
                 return
             self._close_calls()
             self._terminate(timeout_s, force)
@@ -349,6 +353,28 @@ class RingKernel(Messaging):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    # --- asyncio ---------------------------------------------------------------------------------
+
+    @property
+    def aio(self) -> AsyncKernel:
+        """The same kernel for asyncio: ``await kernel.aio.call(message)``."""
+        if self._aio is None:
+            self._aio = AsyncKernel(self)
+        return self._aio
+
+    async def __aenter__(self) -> AsyncKernel:
+        await asyncio.to_thread(self.start)
+        return self.aio
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.aio.close()
+        await asyncio.to_thread(self.close)
 
     # --- the handler's state ---------------------------------------------------------------------
 

@@ -12,9 +12,11 @@ from ringmem.native.layouts import ControlBlock, TelemetryBuffer
 from ringmem.ring.backend import KernelSpec, PairAddresses, RingMemory
 from ringmem.ring.endpoints import Consumer, Full, Producer
 from ringmem.ring.ring import Ring
+from ringmem.ring.slots import HEADER
 
 __all__ = ["Pair", "PairPlan", "make_pairs", "plan_pair"]
 
+_PRODUCER_OFFSET, _CONSUMER_OFFSET = 128, 256  # in RingHeader, asserted by the layout header
 _ALIGNMENT = 4096  # the parts of a pair never share a page: a backend may place them apart
 
 
@@ -77,9 +79,22 @@ class Pair:
             ring(plan.output, plan.dead_letter, spec.reply, spec.capacity),
             ring(plan.dead_letter, plan.nbytes, spec.message, dead_letters),
         )
+        shift = memory.device_ptr - memory.ptr
+        self._describe_queue("input", ptr + plan.input + shift, spec.message, spec.capacity)
+        self._describe_queue("output", ptr + plan.output + shift, spec.reply, spec.capacity)
         self.producer: Producer
         self.consumer: Consumer
         self.letters: Consumer
+
+    def _describe_queue(
+        self, name: str, header: int, dtype: np.dtype[Any], capacity: int
+    ) -> None:
+        """Fill in where a ring is, as the kernel addresses it."""
+        setattr(self.control, f"{name}_tail_ptr", header + _PRODUCER_OFFSET)
+        setattr(self.control, f"{name}_head_ptr", header + _CONSUMER_OFFSET)
+        setattr(self.control, f"{name}_buffer_ptr", header + HEADER)
+        setattr(self.control, f"{name}_capacity", capacity)
+        setattr(self.control, f"{name}_message_nbytes", dtype.itemsize)
 
     def attach(self, full: Full, spin_us: float, on_wait: Any) -> None:
         """Make the host's ends."""

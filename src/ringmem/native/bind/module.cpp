@@ -17,5 +17,6 @@ NB_MODULE(_native, m) {
   bind_ring(m);
   bind_ring_kernel(m);
   bind_ring_call(m);
+  bind_ring_aio(m);
   bind_buffer(m);
 }

@@ -107,6 +107,10 @@ struct NativeEndpoint {
   nb::object message;  // numpy.dtype of one message
   WaitSettings wait;
   nb::object on_wait = nb::none();  // called every 20 ms of a wait; raises what makes it hopeless
+  // Of a consumer: the oldest replies, which nobody waits for any more, and those that an event loop
+  // waits for.
+  std::uint64_t abandoned = 0;
+  std::uint64_t awaited = 0;
   std::uint64_t generation = ring::fork_generation();
   std::atomic<bool> busy{false};
   std::atomic<bool> closed{false};

@@ -104,7 +104,7 @@ void send(CallChannel& channel, const std::byte* record) {
 // The reply of the newest message is the next to read, and there; false: the time is up.
 bool wait_for_reply(CallChannel& channel, std::optional<double> timeout_s) {
   auto& consumer = channel.consumer->endpoint;
-  if (channel.abandoned == 0) {
+  if (channel.consumer->abandoned == 0) {
     for (int look = 0; look < 16; ++look) {
       if (consumer.poll(1).size() != 0) return true;
       ring::pause();
@@ -121,7 +121,7 @@ bool wait_for_reply(CallChannel& channel, std::optional<double> timeout_s) {
   for (;;) {
     if (!wait_for_message(*channel.consumer, deadline)) return false;
     require_sound(*channel.consumer, "a line carries a sequence that does not belong there");
-    if (channel.abandoned == 0) return true;
+    if (channel.consumer->abandoned == 0) return true;
     channel.settle();
   }
 }
@@ -187,11 +187,11 @@ nb::object call(Caller& caller, const Arguments& arguments) {
   try {
     in_time = wait_for_reply(channel, timeout_s);
   } catch (...) {
-    ++channel.abandoned;
+    ++channel.consumer->abandoned;
     throw;
   }
   if (!in_time) {
-    ++channel.abandoned;
+    ++channel.consumer->abandoned;
     throw TimedOut("no reply within timeout_s=" + std::to_string(*timeout_s) +
                    "; it will be dropped when it comes");
   }
@@ -213,11 +213,14 @@ PyObject* vectorcall(PyObject* object, PyObject* const* args, std::size_t flags,
 PyObject* settle(PyObject* object, PyObject* ring) {
   try {
     CallChannel& channel = channel_of(*reinterpret_cast<CallerObject*>(object)->caller, ring);
-    if (channel.abandoned != 0) {
+    if (channel.consumer->awaited != 0) {
+      throw InvalidValue("an event loop waits for replies of this ring; read on another ring");
+    }
+    if (channel.consumer->abandoned != 0) {
       const Use<ring::Consumer> receiving(*channel.consumer);
       channel.settle();
     }
-    return PyLong_FromUnsignedLongLong(channel.abandoned);
+    return PyLong_FromUnsignedLongLong(channel.consumer->abandoned);
   } catch (...) {
     set_ring_error();
     return nullptr;

@@ -26,13 +26,14 @@ struct CallChannel {
 
   // Messages whose replies nobody has taken yet, beside the ones given up by calls in vain.
   std::uint64_t unread() const {
-    return static_cast<std::uint64_t>(producer->endpoint.tail() - consumer->endpoint.head()) - abandoned;
+    return static_cast<std::uint64_t>(producer->endpoint.tail() - consumer->endpoint.head()) -
+           consumer->abandoned;
   }
   // Drops replies that came too late for their call, as far as they are there.
   void settle() {
-    while (abandoned > 0 && consumer->endpoint.poll(1).size() > 0) {
+    while (consumer->abandoned > 0 && consumer->endpoint.poll(1).size() > 0) {
       consumer->endpoint.release(1);
-      --abandoned;
+      --consumer->abandoned;
     }
   }
 
@@ -42,7 +43,6 @@ struct CallChannel {
   nb::object keep_producer, keep_consumer;
   std::vector<std::byte> scratch;  // one reply
   std::mutex turn;
-  std::uint64_t abandoned = 0;  // oldest replies, whose calls timed out
 };
 
 }  // namespace ringmem::bind

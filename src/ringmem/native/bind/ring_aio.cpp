@@ -1,0 +1,400 @@
+// `await kernel.aio.call(message)`: sends at once, and completes whole batches of replies for each
+// time that the event loop wakes. Belongs to the thread of one event loop at a time.
+#include "bind/ring_aio.hpp"
+
+#include <structmember.h>
+#include <unistd.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bind/ring_call.hpp"
+#include "ring/poller.hpp"
+
+namespace ringmem::bind {
+namespace {
+
+// Rounds of taking replies in a row before other work of the loop has its turn.
+constexpr int max_rounds = 16;
+
+struct AsyncChannel {
+  AsyncChannel(nb::object producer, nb::object consumer)
+      : ends(std::move(producer), std::move(consumer)) {}
+
+  CallChannel ends;
+  std::deque<ReplyObject*> pending;  // owned; oldest first; sent, then the ones in `waiting`
+  std::deque<std::vector<std::byte>> waiting;  // messages that found the ring full
+};
+
+struct AsyncCaller {
+  std::vector<std::unique_ptr<AsyncChannel>> channels;
+  nb::object bind;      // bind(): gives this caller the running loop (attach), or raises
+  nb::object check;     // check(): raises what ended the kernel, else starts looking from time to time
+  PyObject* loop = nullptr;  // owned
+  PyObject* running_loop;    // asyncio._get_running_loop
+  int fd = -1;               // of the eventfd that the loop watches
+  ring::Poller::WatchId watch = 0;
+  std::uint64_t generation = ring::fork_generation();
+  bool armed = false, draining = false, checking = false;
+  std::vector<ReplyObject*> finished;  // scratch of drain()
+};
+
+struct CallerObject {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  AsyncCaller* caller;
+};
+
+AsyncCaller& caller_of(PyObject* object) { return *reinterpret_cast<CallerObject*>(object)->caller; }
+
+PyObject* name_ring;
+
+bool has_pending(const AsyncCaller& caller) {
+  for (const auto& channel : caller.channels) {
+    if (!channel->pending.empty()) return true;
+  }
+  return false;
+}
+
+// Lets the poller wake the loop when the first reply is there. It looks with copies of the ends.
+void arm(AsyncCaller& caller) {
+  if (caller.armed || caller.draining) return;
+  std::vector<ring::Consumer> looked_at;
+  for (const auto& channel : caller.channels) {
+    if (!channel->pending.empty()) looked_at.push_back(channel->ends.consumer->endpoint);
+  }
+  if (looked_at.empty()) return;
+  ring::Poller::instance().arm(caller.watch, [ends = std::move(looked_at)] {
+    for (const ring::Consumer& end : ends) {
+      if (end.would_receive()) return true;
+    }
+    return false;
+  });
+  caller.armed = true;
+}
+
+void send_waiting(AsyncChannel& channel) {
+  auto& producer = channel.ends.producer->endpoint;
+  while (!channel.waiting.empty() && producer.send(channel.waiting.front().data(), 1) == 1) {
+    channel.waiting.pop_front();
+  }
+}
+
+// What the slot holds, as the outcome of a call; takes the slot.
+void finish_one(AsyncChannel& channel, const layout::Line* slot, ReplyObject* reply) {
+  CallChannel& ends = channel.ends;
+  const void* data = slot->payload;
+  if (ends.reply.nbytes() > layout::line_payload_nbytes) {
+    ring::unpack(ends.scratch.data(), slot, ends.reply.nbytes());
+    data = ends.scratch.data();
+  }
+  nb::object outcome = nb::steal(ends.reply.make(data));
+  if (!outcome.is_valid()) throw nb::python_error();
+  const ring::i32 status = layout::word_status(ring::load_word(*slot));
+  if (status != 0) {
+    outcome = nb::module_::import_("ringmem.native.errors").attr("HandlerError")(status, outcome);
+  }
+  settle_reply(reply, outcome.release().ptr(), status != 0);
+}
+
+// Takes the replies that are there; returns whether there were any.
+bool take_replies(AsyncCaller& caller, AsyncChannel& channel) {
+  CallChannel& ends = channel.ends;
+  const Use<ring::Consumer> receiving(*ends.consumer);
+  ends.settle();
+  const std::uint64_t sent = channel.pending.size() - channel.waiting.size();
+  if (ends.consumer->abandoned != 0 || sent == 0) return false;
+  const ring::Runs runs = ends.consumer->endpoint.poll(sent);
+  for (const ring::Run& run : {runs.first, runs.second}) {
+    for (std::uint64_t i = 0; i < run.slots; ++i) {
+      ReplyObject* reply = channel.pending.front();
+      channel.pending.pop_front();
+      ends.consumer->awaited = channel.pending.size();
+      caller.finished.push_back(reply);
+      if (!reply->done) {
+        finish_one(channel, run.lines + i * ends.consumer->endpoint.geometry().slot_lines, reply);
+      }
+    }
+  }
+  if (runs.size() == 0) {
+    require_sound(*ends.consumer, "a line carries a sequence that does not belong there");
+    return false;
+  }
+  ends.consumer->endpoint.release(runs.size());
+  send_waiting(channel);
+  return true;
+}
+
+// Everybody who waits gets the Python error in flight.
+void fail_pending(AsyncCaller& caller) {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  for (const auto& channel : caller.channels) {
+    // Replies of what was sent may still come; nobody waits for them any more.
+    channel->ends.consumer->abandoned += channel->pending.size() - channel->waiting.size();
+    channel->waiting.clear();
+    for (ReplyObject* reply : channel->pending) {
+      settle_reply(reply, Py_NewRef(value), true);
+      caller.finished.push_back(reply);
+    }
+    channel->pending.clear();
+    channel->ends.consumer->awaited = 0;
+  }
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(trace);
+}
+
+void run_finished(AsyncCaller& caller) {
+  std::vector<ReplyObject*> batch;
+  batch.swap(caller.finished);
+  for (ReplyObject* reply : batch) {
+    run_callbacks(reply);
+    Py_DECREF(reply);
+  }
+  batch.clear();
+  if (caller.finished.empty()) caller.finished.swap(batch);  // keeps its memory
+}
+
+void take_and_run(AsyncCaller& caller) {
+  for (int round = 0; round < max_rounds; ++round) {
+    bool any = false;
+    for (const auto& channel : caller.channels) any |= take_replies(caller, *channel);
+    run_finished(caller);
+    if (!any) break;
+  }
+}
+
+// The event loop's reader of the eventfd.
+PyObject* drain(PyObject* object, PyObject*) {
+  AsyncCaller& caller = caller_of(object);
+  if (caller.draining || caller.loop == nullptr) Py_RETURN_NONE;
+  std::uint64_t count = 0;
+  [[maybe_unused]] const auto got = ::read(caller.fd, &count, sizeof count);
+  caller.armed = false;
+  caller.draining = true;
+  try {
+    try {
+      take_and_run(caller);
+      bool ended = false;
+      for (const auto& channel : caller.channels) {
+        ended |= !channel->pending.empty() && channel->ends.consumer->endpoint.producer_closed();
+      }
+      if (ended) caller.check();
+    } catch (...) {
+      set_ring_error();
+      fail_pending(caller);
+      run_finished(caller);
+    }
+    caller.draining = false;
+    arm(caller);
+  } catch (...) {
+    caller.draining = false;
+    set_ring_error();
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
+const std::byte* record_of(CallChannel& ends, PyObject* message, Records* slow) {
+  if (const std::byte* record = ends.message.bytes_of(message); record != nullptr) return record;
+  *slow = records_of(message, ends.message.dtype());
+  if (slow->size != 1) throw InvalidValue("a call takes one message; send() takes batches");
+  return slow->data;
+}
+
+AsyncChannel& channel_of(AsyncCaller& caller, PyObject* const* args, Py_ssize_t nargs,
+                         PyObject* kwnames) {
+  const Py_ssize_t keywords = kwnames != nullptr ? PyTuple_GET_SIZE(kwnames) : 0;
+  if (nargs != 1 || keywords > 1 ||
+      (keywords == 1 && PyUnicode_Compare(PyTuple_GET_ITEM(kwnames, 0), name_ring) != 0)) {
+    PyErr_SetString(PyExc_TypeError, "call(message, *, ring=0)");
+    throw nb::python_error();
+  }
+  const Py_ssize_t ring = keywords == 1 ? PyNumber_AsSsize_t(args[1], PyExc_IndexError) : 0;
+  if (ring == -1 && PyErr_Occurred()) throw nb::python_error();
+  if (ring < 0 || static_cast<std::size_t>(ring) >= caller.channels.size()) {
+    throw InvalidValue("ring=" + std::to_string(ring) + " must be 0 to " +
+                       std::to_string(caller.channels.size() - 1));
+  }
+  return *caller.channels[static_cast<std::size_t>(ring)];
+}
+
+// The loop that runs is the one whose eventfd the poller writes to.
+void require_loop(AsyncCaller& caller) {
+  nb::object running = nb::steal(PyObject_CallNoArgs(caller.running_loop));
+  if (!running.is_valid()) throw nb::python_error();
+  if (running.ptr() == caller.loop && caller.loop != nullptr) [[likely]] return;
+  caller.bind();
+  if (caller.loop == nullptr) throw Closed("no event loop is bound");
+}
+
+void send(AsyncChannel& channel, const std::byte* record) {
+  CallChannel& ends = channel.ends;
+  const Use<ring::Producer> sending(*ends.producer);
+  auto& producer = ends.producer->endpoint;
+  const std::uint64_t mine = channel.pending.size() - channel.waiting.size();
+  if (ends.unread() != mine || producer.reserved() != 0) [[unlikely]] {
+    throw InvalidValue("replies of messages that were sent on this ring are unread; recv() them "
+                       "first, or call on another ring");
+  }
+  if (channel.waiting.empty() && producer.send(record, 1) == 1) [[likely]] return;
+  require_sound(*ends.producer, "the consumer's index is impossible");
+  if (ends.consumer->closed.load()) throw Closed("the endpoint is closed");
+  channel.waiting.emplace_back(record, record + ends.message.nbytes());
+}
+
+PyObject* vectorcall(PyObject* object, PyObject* const* args, std::size_t flags, PyObject* kwnames) {
+  AsyncCaller& caller = caller_of(object);
+  try {
+    AsyncChannel& channel = channel_of(caller, args, PyVectorcall_NARGS(flags), kwnames);
+    require_loop(caller);
+    if (!caller.checking) {
+      caller.check();
+      caller.checking = true;
+    }
+    Records slow;
+    send(channel, record_of(channel.ends, args[0], &slow));
+    ReplyObject* reply = new_reply(caller.loop);
+    if (reply == nullptr) {
+      ++channel.ends.consumer->abandoned;
+      return nullptr;
+    }
+    channel.pending.push_back(reply);
+    channel.ends.consumer->awaited = channel.pending.size();
+    arm(caller);
+    return Py_NewRef(reinterpret_cast<PyObject*>(reply));
+  } catch (...) {
+    set_ring_error();
+    return nullptr;
+  }
+}
+
+// attach(loop, fd): calls wait in `loop` from now on; None, -1: in none.
+PyObject* attach(PyObject* object, PyObject* args) {
+  AsyncCaller& caller = caller_of(object);
+  PyObject* loop = nullptr;
+  int fd = -1;
+  if (!PyArg_ParseTuple(args, "Oi", &loop, &fd)) return nullptr;
+  try {
+    if (caller.watch != 0 && caller.generation == ring::fork_generation()) {
+      ring::Poller::instance().unwatch(caller.watch);
+    }
+    caller.watch = 0;
+    caller.armed = false;
+    Py_CLEAR(caller.loop);
+    if (loop == Py_None) Py_RETURN_NONE;
+    caller.watch = ring::Poller::instance().watch(fd);
+    caller.fd = fd;
+    caller.loop = Py_NewRef(loop);
+  } catch (...) {
+    set_ring_error();
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* pending(PyObject* object, PyObject*) {
+  std::size_t count = 0;
+  for (const auto& channel : caller_of(object).channels) count += channel->pending.size();
+  return PyLong_FromSize_t(count);
+}
+
+// checked(on): whether somebody looks at the kernel from time to time.
+PyObject* checked(PyObject* object, PyObject* on) {
+  caller_of(object).checking = on == Py_True;
+  Py_RETURN_NONE;
+}
+
+// fail(error): everybody who waits gets it.
+PyObject* fail(PyObject* object, PyObject* error) {
+  AsyncCaller& caller = caller_of(object);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
+  fail_pending(caller);
+  for (ReplyObject* reply : caller.finished) {
+    schedule_callbacks(reply);
+    Py_DECREF(reply);
+  }
+  caller.finished.clear();
+  Py_RETURN_NONE;
+}
+
+void dealloc(PyObject* object) {
+  AsyncCaller* caller = reinterpret_cast<CallerObject*>(object)->caller;
+  if (caller->watch != 0 && caller->generation == ring::fork_generation()) {
+    ring::Poller::instance().unwatch(caller->watch);
+  }
+  for (const auto& channel : caller->channels) {
+    for (ReplyObject* reply : channel->pending) Py_DECREF(reply);
+  }
+  Py_XDECREF(caller->loop);
+  Py_DECREF(caller->running_loop);
+  delete caller;
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_Free(object);
+  Py_DECREF(type);
+}
+
+PyMethodDef methods[] = {
+    {"attach", attach, METH_VARARGS, "attach(loop, fd)\n--\n\nWait in this event loop from now on."},
+    {"drain", drain, METH_NOARGS, "drain()\n--\n\nComplete the calls whose replies are there."},
+    {"pending", pending, METH_NOARGS, "pending()\n--\n\nCalls that wait."},
+    {"checked", checked, METH_O, "checked(on)\n--\n\nWhether somebody looks for failures."},
+    {"fail", fail, METH_O, "fail(error)\n--\n\nGive an error to every call that waits."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(CallerObject, vectorcall), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_doc, const_cast<char*>("Sends one message; the reply is awaited.")},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {0, nullptr},
+};
+
+PyType_Spec spec = {
+    "ringmem.native._native.AsyncRingCaller", sizeof(CallerObject), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_VECTORCALL, slots};
+
+PyTypeObject* caller_type = nullptr;
+
+nb::object make_async_caller(nb::list producers, nb::list consumers, nb::object bind,
+                             nb::object check) {
+  auto caller = std::make_unique<AsyncCaller>();
+  for (std::size_t i = 0; i < producers.size(); ++i) {
+    caller->channels.push_back(std::make_unique<AsyncChannel>(producers[i], consumers[i]));
+  }
+  caller->bind = std::move(bind);
+  caller->check = std::move(check);
+  caller->running_loop =
+      nb::object(nb::module_::import_("asyncio").attr("_get_running_loop")).release().ptr();
+  auto* object = PyObject_New(CallerObject, caller_type);
+  if (object == nullptr) throw nb::python_error();
+  object->vectorcall = vectorcall;
+  object->caller = caller.release();
+  return nb::steal(reinterpret_cast<PyObject*>(object));
+}
+
+}  // namespace
+
+void bind_ring_aio(nb::module_& m) {
+  init_reply_type(m);
+  name_ring = PyUnicode_InternFromString("ring");
+  PyObject* type = PyType_FromSpec(&spec);
+  if (type == nullptr) nb::raise_python_error();
+  caller_type = reinterpret_cast<PyTypeObject*>(type);
+  m.attr("AsyncRingCaller") = nb::steal(type);
+  m.def("make_async_caller", &make_async_caller, nb::arg("producers"), nb::arg("consumers"),
+        nb::arg("bind"), nb::arg("check"));
+}
+
+}  // namespace ringmem::bind

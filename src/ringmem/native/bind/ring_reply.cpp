@@ -1,0 +1,314 @@
+#include "bind/ring_aio.hpp"
+
+#include <structmember.h>
+
+namespace ringmem::bind {
+namespace {
+
+PyTypeObject* reply_type = nullptr;
+PyObject *name_call_soon, *name_context, *cancelled_error, *invalid_state_error;
+
+ReplyObject* self_of(PyObject* object) noexcept { return reinterpret_cast<ReplyObject*>(object); }
+
+int traverse(PyObject* object, visitproc visit, void* arg) {
+  ReplyObject* self = self_of(object);
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self->loop);
+  Py_VISIT(self->result);
+  Py_VISIT(self->callback);
+  Py_VISIT(self->context);
+  Py_VISIT(self->more);
+  return 0;
+}
+
+int clear(PyObject* object) {
+  ReplyObject* self = self_of(object);
+  Py_CLEAR(self->loop);
+  Py_CLEAR(self->result);
+  Py_CLEAR(self->callback);
+  Py_CLEAR(self->context);
+  Py_CLEAR(self->more);
+  return 0;
+}
+
+void dealloc(PyObject* object) {
+  PyObject_GC_UnTrack(object);
+  clear(object);
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_Del(object);
+  Py_DECREF(type);
+}
+
+// The outcome as a new reference, or null with it raised.
+PyObject* outcome(ReplyObject* self) {
+  if (self->cancelled) {
+    PyErr_SetNone(cancelled_error);
+    return nullptr;
+  }
+  if (!self->done) {
+    PyErr_SetString(invalid_state_error, "the reply is not there yet");
+    return nullptr;
+  }
+  if (self->failed) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(self->result)), self->result);
+    return nullptr;
+  }
+  return Py_NewRef(self->result);
+}
+
+PyObject* self_iter(PyObject* object) { return Py_NewRef(object); }
+
+// Yields itself until done: that is how a task learns what to wait for.
+PySendResult am_send(PyObject* object, PyObject*, PyObject** result) {
+  ReplyObject* self = self_of(object);
+  if (!self->done) {
+    self->blocking = true;
+    *result = Py_NewRef(object);
+    return PYGEN_NEXT;
+  }
+  *result = outcome(self);
+  return *result != nullptr ? PYGEN_RETURN : PYGEN_ERROR;
+}
+
+PyObject* iternext(PyObject* object) {
+  PyObject* result = nullptr;
+  if (am_send(object, Py_None, &result) == PYGEN_NEXT) return result;
+  if (result == nullptr) return nullptr;
+  PyObject* stop = PyObject_CallOneArg(PyExc_StopIteration, result);
+  Py_DECREF(result);
+  if (stop != nullptr) {
+    PyErr_SetObject(PyExc_StopIteration, stop);
+    Py_DECREF(stop);
+  }
+  return nullptr;
+}
+
+PyObject* send(PyObject* object, PyObject*) { return iternext(object); }
+
+PyObject* throw_in(PyObject*, PyObject* args) {
+  PyObject* type = PyTuple_GET_SIZE(args) > 0 ? PyTuple_GET_ITEM(args, 0) : Py_None;
+  PyObject* value = PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : nullptr;
+  if (PyExceptionInstance_Check(type)) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(type)), type);
+  } else {
+    PyErr_SetObject(type, value == Py_None ? nullptr : value);
+  }
+  return nullptr;
+}
+
+PyObject* close(PyObject*, PyObject*) { Py_RETURN_NONE; }
+
+// Through the loop's queue: for callbacks that come after the reply, and for cancellation.
+bool call_soon(ReplyObject* self, PyObject* callback, PyObject* context) {
+  PyObject* args[] = {self->loop, callback, reinterpret_cast<PyObject*>(self), context};
+  PyObject* names = context != nullptr ? PyTuple_Pack(1, name_context) : nullptr;
+  PyObject* handle = PyObject_VectorcallMethod(name_call_soon, args, 3, names);
+  Py_XDECREF(names);
+  Py_XDECREF(handle);
+  return handle != nullptr;
+}
+
+PyObject* add_done_callback(PyObject* object, PyObject* const* args, Py_ssize_t nargs,
+                            PyObject* kwnames) {
+  ReplyObject* self = self_of(object);
+  const Py_ssize_t keywords = kwnames != nullptr ? PyTuple_GET_SIZE(kwnames) : 0;
+  const bool named = keywords == 0 ||
+                     PyUnicode_Compare(PyTuple_GET_ITEM(kwnames, 0), name_context) == 0;
+  if (nargs != 1 || keywords > 1 || !named) {
+    PyErr_SetString(PyExc_TypeError, "add_done_callback(callback, *, context=None)");
+    return nullptr;
+  }
+  PyObject* context = keywords == 1 && args[1] != Py_None ? args[1] : nullptr;
+  if (self->done) {
+    if (!call_soon(self, args[0], context)) return nullptr;
+  } else if (self->callback == nullptr) {
+    self->callback = Py_NewRef(args[0]);
+    self->context = Py_XNewRef(context);
+  } else {
+    if (self->more == nullptr) self->more = PyList_New(0);
+    PyObject* both = PyTuple_Pack(2, args[0], context != nullptr ? context : Py_None);
+    const bool added = self->more != nullptr && both != nullptr &&
+                       PyList_Append(self->more, both) == 0;
+    Py_XDECREF(both);
+    if (!added) return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* remove_done_callback(PyObject* object, PyObject* callback) {
+  ReplyObject* self = self_of(object);
+  long removed = 0;
+  if (self->callback != nullptr) {
+    const int same = PyObject_RichCompareBool(self->callback, callback, Py_EQ);
+    if (same < 0) return nullptr;
+    if (same == 1) {
+      Py_CLEAR(self->callback);
+      Py_CLEAR(self->context);
+      ++removed;
+    }
+  }
+  for (Py_ssize_t i = self->more != nullptr ? PyList_GET_SIZE(self->more) : 0; i-- > 0;) {
+    PyObject* known = PyTuple_GET_ITEM(PyList_GET_ITEM(self->more, i), 0);
+    const int same = PyObject_RichCompareBool(known, callback, Py_EQ);
+    if (same < 0 || (same == 1 && PySequence_DelItem(self->more, i) != 0)) return nullptr;
+    removed += same;
+  }
+  return PyLong_FromLong(removed);
+}
+
+// All callbacks through the loop's queue; false with a Python error set.
+bool call_all_soon(ReplyObject* self) {
+  bool good = self->callback == nullptr || call_soon(self, self->callback, self->context);
+  for (Py_ssize_t i = 0; good && self->more != nullptr && i < PyList_GET_SIZE(self->more); ++i) {
+    PyObject* both = PyList_GET_ITEM(self->more, i);
+    PyObject* context = PyTuple_GET_ITEM(both, 1);
+    good = call_soon(self, PyTuple_GET_ITEM(both, 0), context != Py_None ? context : nullptr);
+  }
+  Py_CLEAR(self->callback);
+  Py_CLEAR(self->context);
+  Py_CLEAR(self->more);
+  return good;
+}
+
+PyObject* cancel(PyObject* object, PyObject*, PyObject*) {
+  ReplyObject* self = self_of(object);
+  if (self->done) Py_RETURN_FALSE;
+  self->done = self->cancelled = true;
+  if (!call_all_soon(self)) return nullptr;
+  Py_RETURN_TRUE;
+}
+
+PyObject* result(PyObject* object, PyObject*) { return outcome(self_of(object)); }
+
+PyObject* exception(PyObject* object, PyObject*) {
+  ReplyObject* self = self_of(object);
+  if (self->done && !self->cancelled) return Py_NewRef(self->failed ? self->result : Py_None);
+  return outcome(self);
+}
+
+PyObject* done(PyObject* object, PyObject*) { return PyBool_FromLong(self_of(object)->done); }
+PyObject* cancelled(PyObject* object, PyObject*) {
+  return PyBool_FromLong(self_of(object)->cancelled);
+}
+PyObject* get_loop(PyObject* object, PyObject*) { return Py_NewRef(self_of(object)->loop); }
+
+PyObject* get_blocking(PyObject* object, void*) { return PyBool_FromLong(self_of(object)->blocking); }
+int set_blocking(PyObject* object, PyObject* value, void*) {
+  const int truth = value != nullptr ? PyObject_IsTrue(value) : 0;
+  if (truth < 0) return -1;
+  self_of(object)->blocking = truth == 1;
+  return 0;
+}
+
+template <class Function>
+PyCFunction method(Function* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
+
+PyMethodDef methods[] = {
+    {"add_done_callback", method(add_done_callback), METH_FASTCALL | METH_KEYWORDS, nullptr},
+    {"remove_done_callback", remove_done_callback, METH_O, nullptr},
+    {"cancel", method(cancel), METH_VARARGS | METH_KEYWORDS,
+     "cancel()\n--\n\nGive up waiting; the reply is dropped when it comes."},
+    {"cancelled", cancelled, METH_NOARGS, nullptr},
+    {"done", done, METH_NOARGS, nullptr},
+    {"result", result, METH_NOARGS, nullptr},
+    {"exception", exception, METH_NOARGS, nullptr},
+    {"get_loop", get_loop, METH_NOARGS, nullptr},
+    {"send", send, METH_O, nullptr},
+    {"throw", throw_in, METH_VARARGS, nullptr},
+    {"close", close, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyGetSetDef properties[] = {
+    {"_asyncio_future_blocking", get_blocking, set_blocking, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_doc, const_cast<char*>("The reply to come of one message; await it.")},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear)},
+    {Py_tp_iter, reinterpret_cast<void*>(self_iter)},
+    {Py_tp_iternext, reinterpret_cast<void*>(iternext)},
+    {Py_am_await, reinterpret_cast<void*>(self_iter)},
+    {Py_am_send, reinterpret_cast<void*>(am_send)},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, properties},
+    {0, nullptr},
+};
+
+PyType_Spec spec = {"ringmem.native._native.RingReply", sizeof(ReplyObject), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                    slots};
+
+void run(PyObject* callback, PyObject* context, PyObject* reply) noexcept {
+  if (context != nullptr && PyContext_Enter(context) != 0) {
+    PyErr_WriteUnraisable(callback);
+    return;
+  }
+  PyObject* returned = PyObject_CallOneArg(callback, reply);
+  if (returned == nullptr) PyErr_WriteUnraisable(callback);
+  Py_XDECREF(returned);
+  if (context != nullptr && PyContext_Exit(context) != 0) PyErr_WriteUnraisable(callback);
+}
+
+}  // namespace
+
+ReplyObject* new_reply(PyObject* loop) noexcept {
+  ReplyObject* self = PyObject_GC_New(ReplyObject, reply_type);
+  if (self == nullptr) return nullptr;
+  self->loop = Py_NewRef(loop);
+  self->result = self->callback = self->context = self->more = nullptr;
+  self->done = self->failed = self->cancelled = self->blocking = false;
+  PyObject_GC_Track(self);
+  return self;
+}
+
+void settle_reply(ReplyObject* reply, PyObject* outcome_of, bool failed) noexcept {
+  if (reply->done) {
+    Py_DECREF(outcome_of);
+    return;
+  }
+  reply->result = outcome_of;
+  reply->failed = failed;
+  reply->done = true;
+}
+
+void run_callbacks(ReplyObject* reply) noexcept {
+  PyObject* callback = reply->callback;
+  PyObject* context = reply->context;
+  PyObject* more = reply->more;
+  reply->callback = reply->context = reply->more = nullptr;
+  auto* object = reinterpret_cast<PyObject*>(reply);
+  if (callback != nullptr) run(callback, context, object);
+  for (Py_ssize_t i = 0; more != nullptr && i < PyList_GET_SIZE(more); ++i) {
+    PyObject* both = PyList_GET_ITEM(more, i);
+    PyObject* other = PyTuple_GET_ITEM(both, 1);
+    run(PyTuple_GET_ITEM(both, 0), other != Py_None ? other : nullptr, object);
+  }
+  Py_XDECREF(callback);
+  Py_XDECREF(context);
+  Py_XDECREF(more);
+}
+
+void schedule_callbacks(ReplyObject* reply) noexcept {
+  if (!call_all_soon(reply)) PyErr_Clear();  // the loop is closed: nobody is there to be told
+}
+
+void init_reply_type(nb::module_& m) {
+  name_call_soon = PyUnicode_InternFromString("call_soon");
+  name_context = PyUnicode_InternFromString("context");
+  PyObject* type = PyType_FromSpec(&spec);
+  if (type == nullptr) nb::raise_python_error();
+  reply_type = reinterpret_cast<PyTypeObject*>(type);
+  m.attr("RingReply") = nb::steal(type);
+  m.def("set_asyncio_errors", [](nb::object cancelled_class, nb::object invalid_state_class) {
+    cancelled_error = cancelled_class.release().ptr();
+    invalid_state_error = invalid_state_class.release().ptr();
+  });
+}
+
+}  // namespace ringmem::bind

@@ -1,0 +1,209 @@
+"""A ring kernel as asyncio sees it: replies are awaited, and one eventfd wakes the loop for all.
+
+Sending costs no system call. While calls wait, one native thread looks at all rings at a stated
+interval (:func:`ringmem.ring.poll_interval_us`) and wakes the loop when something is there; each
+wake completes everything that is there, each task in place of its turn in the loop's queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from ringmem.native import _native
+from ringmem.native.errors import ClosedError, RingmemError
+
+if TYPE_CHECKING:
+    from ringmem.ring.kernel import RingKernel
+
+__all__ = ["AsyncKernel"]
+
+_CHECK_S = 0.1  # how often a waiting loop looks whether the kernel still runs
+
+
+class AsyncKernel:
+    """The messages of a :class:`RingKernel` for asyncio; ``kernel.aio``, or ``async with kernel``.
+
+    It serves one event loop at a time, in that loop's thread.
+
+    Examples
+    --------
+    >>> import asyncio
+    >>> from ringmem import RingKernel
+    >>> def add(message, reply, state):
+    ...     reply.total = message.a + message.b
+    ...     return 0
+    >>> async def main():
+    ...     pair, total = [("a", "i8"), ("b", "i8")], [("total", "i8")]
+    ...     async with RingKernel(add, message=pair, reply=total, device="cpu") as kernel:
+    ...         replies = await asyncio.gather(*(kernel.call((i, 1)) for i in range(3)))
+    ...     return [int(reply["total"]) for reply in replies]
+    >>> asyncio.run(main())
+    [1, 2, 3]
+    """
+
+    def __init__(self, kernel: RingKernel) -> None:
+        _native.set_asyncio_errors(asyncio.CancelledError, asyncio.InvalidStateError)
+        self.kernel = kernel
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._fd = -1
+        self._caller = _native.make_async_caller(
+            [pair.producer._native for pair in kernel._pairs],
+            [pair.consumer._native for pair in kernel._pairs],
+            _weak(self, AsyncKernel._bind),
+            _weak(self, AsyncKernel._check),
+        )
+        self.__dict__["call"] = self._caller  # shadows the method below: no Python frame a call
+
+    def call(self, message: Any, *, ring: int = 0) -> Awaitable[Any]:
+        """Send one message now and return its reply to be awaited.
+
+        Parameters
+        ----------
+        message, ring
+            As for :meth:`RingKernel.call`. Any number of calls may wait at once; where a ring is
+            full they are sent as soon as there is room.
+
+        Returns
+        -------
+        awaitable of numpy scalar
+            A future of the running loop; cancelling it drops the reply when it comes.
+
+        Raises
+        ------
+        HandlerError, KernelFailedError, CorruptedError, InvalidValueError, ClosedError
+            As for :meth:`RingKernel.call`; the first three when awaited.
+
+        Notes
+        -----
+        A wake-up of the loop costs the poller's interval and 10 to 40 µs beside, several times the
+        round trip itself: where one message at a time matters, the synchronous call is the faster.
+        """
+        raise ClosedError("the kernel is closed")  # only reached once close() removed the shadow
+
+    async def batches(self, ring: int = 0) -> AsyncIterator[npt.NDArray[Any]]:
+        """Yield replies to messages of :meth:`RingKernel.send` in order, as they come, as copies.
+
+        Ends when the kernel was drained or terminated and every reply was read.
+
+        Raises
+        ------
+        KernelFailedError, CorruptedError
+            The kernel ended by itself.
+        """
+        while True:
+            batch = self.kernel.recv(timeout_s=0, ring=ring)
+            if len(batch):
+                yield batch
+            elif not await self._readable(ring):
+                return
+
+    def __aiter__(self) -> AsyncIterator[npt.NDArray[Any]]:
+        return self.batches()
+
+    @property
+    def pending(self) -> int:
+        """Calls that wait."""
+        return int(self._caller.pending())
+
+    def close(self) -> None:
+        """Give the event loop back; whoever still waits gets a :class:`ClosedError`. Idempotent."""
+        if self.pending:
+            self._caller.fail(ClosedError("the asyncio side of the kernel was closed"))
+        self._unbind()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    async def _readable(self, ring: int) -> bool:
+        """Wait until a ring has a reply; False: none will come."""
+        loop = asyncio.get_running_loop()
+        consumer = self.kernel._pairs[ring].consumer._native
+        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        watch = _native.RingWatch(fd)
+        ready = asyncio.Event()
+        loop.add_reader(fd, ready.set)
+        try:
+            watch.arm_receive(consumer)
+            while not ready.is_set():
+                try:
+                    await asyncio.wait_for(ready.wait(), _CHECK_S)
+                except TimeoutError:
+                    self.kernel._check_waiting()
+            if consumer.poll(1)[1]:
+                return True
+            self.kernel._refresh()
+            self.kernel._raise_if_failed()
+            return False
+        except ClosedError:
+            return False
+        finally:
+            loop.remove_reader(fd)
+            watch.close()
+            os.close(fd)
+
+    def _bind(self) -> None:
+        """Called by the native caller in a loop that it does not know yet."""
+        loop = asyncio.get_running_loop()
+        if self.pending and self._loop is not None and not self._loop.is_closed():
+            raise RingmemError("calls wait in another event loop; the kernel serves one at a time")
+        self.close()
+        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        loop.add_reader(fd, self._caller.drain)
+        self._loop, self._fd = loop, fd
+        self._caller.attach(loop, fd)
+
+    def _unbind(self) -> None:
+        loop, self._loop = self._loop, None
+        fd, self._fd = self._fd, -1
+        timer, self._timer = self._timer, None
+        if loop is None:
+            return
+        self._caller.attach(None, -1)
+        self._caller.checked(False)
+        if timer is not None:
+            timer.cancel()
+        if not loop.is_closed():
+            loop.remove_reader(fd)
+        os.close(fd)
+
+    def _check(self) -> None:
+        """Raise what ended the kernel, or look again from time to time while calls wait."""
+        self.kernel._check_waiting()
+        if self._timer is None and self._loop is not None:
+            self._timer = self._loop.call_later(_CHECK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._caller.checked(False)
+        if not self.pending:
+            return
+        try:
+            self._check()
+            self._caller.checked(True)
+        except RingmemError as error:
+            self._caller.fail(error)
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_fd", -1) >= 0:
+            self._unbind()
+
+    def __repr__(self) -> str:
+        return f"AsyncKernel({self.kernel!r}, pending={self.pending})"
+
+
+def _weak(target: AsyncKernel, method: Callable[[AsyncKernel], None]) -> Callable[[], None]:
+    """Return a call of a method that does not keep its object alive."""
+    reference = weakref.ref(target)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            method(found)
+
+    return call

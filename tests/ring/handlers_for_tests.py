@@ -1,0 +1,45 @@
+"""Handlers for kernels in this process and in children, as ctypes callbacks and Python functions."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+
+import numpy as np
+
+PAIR = np.dtype([("a", "i8"), ("b", "i8")])
+TOTAL = np.dtype([("total", "i8")])
+ECHO = np.dtype([("words", "u8", (7,))])
+COUNTER = np.dtype([("count", "i8"), ("sum", "i8")])
+
+PLAIN = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+
+def add(message, reply, state):
+    reply.total = message.a + message.b
+    return 0
+
+
+def count(message, reply, state):
+    """Replies with the running sum; refuses negative numbers with status 7."""
+    state.count += 1
+    if message.a < 0:
+        return 7
+    state.sum += message.a
+    reply.total = state.sum
+    return 0
+
+
+def sleep_a_second(message: int, reply: int, state: int) -> int:
+    time.sleep(1.0)
+    return 0
+
+
+SLEEP_A_SECOND = PLAIN(sleep_a_second)
+
+
+def endless(message, reply, state):
+    value = message.a
+    while value != message.b:
+        value += 2
+    return 0
