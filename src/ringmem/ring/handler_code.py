@@ -51,8 +51,8 @@ _REFUSED_BUILTINS = frozenset(
     {"print", "input", "open", "eval", "exec", "list", "dict", "set", "str", "sorted", "repr"}
 )
 _ALLOCATING = frozenset(  # of NumPy
-    ["arange", "array", "asarray", "concatenate", "copy", "empty", "empty_like", "full"]
-    + ["full_like", "linspace", "ones", "ones_like", "stack", "zeros", "zeros_like"]
+    {"arange", "array", "asarray", "concatenate", "copy", "empty", "empty_like", "full"}
+    | {"full_like", "linspace", "ones", "ones_like", "stack", "zeros", "zeros_like"}
 )
 _REMEDY = (
     "a handler runs on CPU and GPU alike: report failures by the status it returns, and keep data "
