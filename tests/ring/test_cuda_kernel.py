@@ -6,6 +6,7 @@ Every kernel has a deadline, so that a failing test leaves nothing spinning.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 
 import numpy as np
@@ -425,7 +426,8 @@ def test_lanes_share_a_state_in_order(device, parallel):
 
 # --- the same answers -----------------------------------------------------------------------------
 NUMBERS = np.dtype(
-    [("i", "i8"), ("j", "i8"), ("k", "i4"), ("y", "f4"), ("z", "f4"), ("x", "f8"), ("w", "f8")]
+    [("i", "i8"), ("j", "i8"), ("k", "i4"), ("y", "f4"), ("z", "f4"), ("x", "f8"), ("w", "f8")],
+    align=True,
 )
 RESULTS = np.dtype([("i", "i8", (5,)), ("f", "f4", (6,)), ("d", "f8", (6,))])
 
@@ -434,14 +436,14 @@ def arithmetic(message, reply, state):
     m, s = message.x, message.w
     reply.d[0] = m * m + s
     reply.d[1] = m / s
-    reply.d[2] = np.sqrt(m)
+    reply.d[2] = math.sqrt(m)
     reply.d[3] = m - s * np.float64(message.y)
     reply.d[4] = message.i / message.j
     reply.d[5] = abs(m) + message.i
     y, z = message.y, message.z
     reply.f[0] = y * y + z
     reply.f[1] = y / z
-    reply.f[2] = np.sqrt(z)
+    reply.f[2] = math.sqrt(z)
     reply.f[3] = y - z * np.float32(1.5)
     reply.f[4] = np.float32(m)
     reply.f[5] = np.float32(message.k)
@@ -518,8 +520,8 @@ def test_a_python_handler_answers_the_same_on_cpu_and_gpu(arithmetic_kernel, row
 
 def test_python_and_cuda_source_answer_the_same(device):
     text = """
-    struct In { long long i, j; int k; float y, z; double x, w; } __attribute__((packed));
-    struct Out { long long i[5]; float f[6]; double d[6]; } __attribute__((packed));
+    struct In { long long i, j; int k; float y, z; double x, w; };
+    struct Out { long long i[5]; float f[6]; double d[6]; };
     __device__ int handler(const In* m, Out* r, void*) {
       r->d[0] = m->x * m->x + m->w;
       r->f[0] = m->y * m->y + m->z;
