@@ -181,7 +181,6 @@ def _to_host(
             times.append(_median_s(1, prepare, flush))
             got = bridge.recv(timeout_s=5.0)
             right = right and len(got) == count and bool((got == messages).all())
-        del raw, slots, words
     return (statistics.median(times) if bridge.strategy.copies else None), right
 
 
