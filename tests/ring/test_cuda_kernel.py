@@ -280,8 +280,8 @@ def test_a_restarted_kernel_goes_on_where_it_stopped(device, blocks):
             replies, _ = kernel.exchange(messages)
             assert (replies["a"] == messages["a"] + 1).all()
             wanted = [a for a in messages["a"].tolist() if a % 10 == 0]
-            errors = kernel.pairs[0].control
-            until(lambda control=errors, count=len(wanted): control.error_count == count)
+            count = len(wanted)
+            until(lambda count=count: kernel.pairs[0].control.error_count == count)
             letters = kernel.pairs[0].take_dead_letters()
             assert sorted(message["a"] for message, _ in letters) == wanted
             assert kernel.end(("should_terminate", "should_drain")[round_ % 2])
