@@ -276,6 +276,11 @@ def wrong_field(message, reply, state):
     return 0
 
 
+def ufunc(message, reply, state):
+    reply.x = np.sqrt(message.x)
+    return 0
+
+
 def no_status(message, reply, state):
     reply.a = message.a
 
@@ -284,16 +289,25 @@ def no_status(message, reply, state):
     ("handler", "place", "said"),
     [
         (wrong_field, "reply.nothing", "no such field: 'nothing'"),
+        (ufunc, "np.sqrt", "no np.sqrt there"),
         (no_status, "", "must return an int status"),
     ],
 )
 def test_what_does_not_compile_is_refused_with_the_handlers_own_line(handler, place, said):
+    if handler is ufunc:
+        pytest.importorskip("numba.cuda", exc_type=Exception)
     with pytest.raises(InvalidValueError) as caught:
         handlers.compile_for_cpu(handler, MESSAGE, MESSAGE, STATE)
     assert said in str(caught.value)
     assert __file__ in str(caught.value)
     if place:
         assert f":{line_of(handler, place)}:" in str(caught.value)
+
+
+def test_a_field_that_a_gpu_cannot_read_is_refused():
+    crooked = np.dtype([("k", "u1"), ("x", "f8")])
+    with pytest.raises(InvalidValueError, match="'x' of message is at offset 1.*align=True"):
+        handlers.compile_for_cpu(no_status, crooked, MESSAGE, None)
 
 
 def test_a_recursive_handler_is_refused():

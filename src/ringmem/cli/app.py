@@ -152,6 +152,42 @@ def demo(
             raise fail("what was read back differs from what was written", FAILED)
 
 
+bench_app = typer.Typer(
+    help="Measure, and check every answer.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.command("bridge")
+def bench_bridge(
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="For instance cuda:0 or cpu.  [default: the first CUDA device, or cpu]",
+        ),
+    ] = None,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Flushes timed at each size; the median counts.")
+    ] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Time the flushes of each transfer strategy beside raw pinned copies of the same bytes.
+
+    Exits with 1 if a message did not arrive as it was sent.
+    """
+    with errors_in_one_line():
+        from ringmem.cli import bench_bridge as bench
+
+        result = bench.run(device, repeat)
+        if as_json:
+            print_json(result)
+        else:
+            bench.show(result)
+        if not result["verified"]:
+            raise fail("a message did not arrive as it was sent", FAILED)
+
+
 def print_json(value: object) -> None:
     """One object on stdout."""
     import json

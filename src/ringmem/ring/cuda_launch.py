@@ -98,9 +98,10 @@ class LoadedKernel:
                 check(driver.cuFuncGetAttribute(registers, function), "cuFuncGetAttribute")
             )
             shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            nbytes = settings.shared_nbytes
             check(
-                driver.cuFuncSetAttribute(function, shared, settings.shared_nbytes),
-                "cuFuncSetAttribute",
+                driver.cuKernelSetAttribute(shared, nbytes, kernel, device.ordinal),
+                "cuKernelSetAttribute",
             )
             blocks = self._kernel.occupancy.max_active_blocks_per_multiprocessor(
                 settings.threads, settings.shared_nbytes
@@ -116,11 +117,11 @@ class LoadedKernel:
             "block": self.settings.threads,
             "shmem_size": self.settings.shared_nbytes,
         }
-        try:
-            config = LaunchConfig(**sizes, is_cooperative=True)
-        except TypeError:  # the name in cuda.core before 1.2
-            config = LaunchConfig(**sizes, cooperative_launch=True)
         with current_context(self.device, "launching the ring kernel"):
+            try:
+                config = LaunchConfig(**sizes, is_cooperative=True)
+            except TypeError:  # the name in cuda.core before 1.2
+                config = LaunchConfig(**sizes, cooperative_launch=True)
             launch(stream, config, self._kernel, launches_ptr)
 
 

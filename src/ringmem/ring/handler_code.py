@@ -51,8 +51,8 @@ _REFUSED_BUILTINS = frozenset(
     {"print", "input", "open", "eval", "exec", "list", "dict", "set", "str", "sorted", "repr"}
 )
 _ALLOCATING = frozenset(  # of NumPy
-    ["arange", "array", "asarray", "concatenate", "copy", "empty", "empty_like", "full"]
-    + ["full_like", "linspace", "ones", "ones_like", "stack", "zeros", "zeros_like"]
+    {"arange", "array", "asarray", "concatenate", "copy", "empty", "empty_like", "full"}
+    | {"full_like", "linspace", "ones", "ones_like", "stack", "zeros", "zeros_like"}
 )
 _REMEDY = (
     "a handler runs on CPU and GPU alike: report failures by the status it returns, and keep data "
@@ -86,7 +86,8 @@ def location_of(function: types.FunctionType, line: int | None = None) -> str:
 def line_of_attribute(function: types.FunctionType, name: str) -> int | None:
     """Return the first line where an attribute of this name is read or written."""
     for instruction, line in _instructions(function.__code__):
-        if instruction.opname in ("LOAD_ATTR", "STORE_ATTR") and instruction.argval == name:
+        attribute = instruction.opname in ("LOAD_ATTR", "STORE_ATTR", "LOAD_METHOD")
+        if attribute and instruction.argval == name:
             return line
     return None
 

@@ -27,7 +27,7 @@ __all__ = ["ENTRY", "CpuCode", "compile_for_cpu", "compile_for_cuda", "why_not_c
 ENTRY = "ringmem_handler"  # the C name under which a loop calls its handler
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_PLACE = re.compile(r'(?:File "|at )([^"\n]+?)(?:", line | \()(\d+)')
 
 
 class CpuCode(NamedTuple):
@@ -152,9 +152,14 @@ def _refused(
         int(line) for file, line in _PLACE.findall(text) if file == function.__code__.co_filename
     ]
     line = own[-1] if own else None
-    if isinstance(error, KeyError):  # what Numba raises for a field that a record lacks
-        line = line_of_attribute(function, error.args[0])
-        said = f"no such field: {error.args[0]!r}"
+    missing = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(missing, str):  # what Numba raises for a field that a record lacks
+        line = line_of_attribute(function, missing)
+        said = f"no such field: {missing!r}"
+    elif isinstance(missing, np.ufunc):  # and numba-cuda for a ufunc that it lacks
+        name = missing.__name__
+        line = line_of_attribute(function, name)
+        said = f"Numba has no np.{name} there; use a function of math or plain operators"
     elif "from none to int32" in text:
         said = "it must return an int status on every path, 0 for success"
     else:
@@ -215,7 +220,7 @@ def _aligned(function: python_types.FunctionType, name: str, record: Any) -> Any
     """
     from numba import types
 
-    widest, aligned = 1, True
+    widest = 1
     for field, info in record.fields.items():
         unit = info.type
         while isinstance(unit, types.NestedArray):
@@ -224,16 +229,13 @@ def _aligned(function: python_types.FunctionType, name: str, record: Any) -> Any
             return record
         width = min(getattr(unit, "bitwidth", 8) // 8, 8)  # a complex128 is two of 8
         widest = max(widest, width)
-        if info.offset % width == 0:
-            continue
-        aligned = False
-        if isinstance(info.type, types.NestedArray):
+        if info.offset % width:
             raise InvalidValueError(
-                f"{location_of(function)}: field {field!r} of {name} is an array at offset "
-                f"{info.offset}, no multiple of its {width} bytes, which a GPU cannot read; use "
+                f"{location_of(function)}: field {field!r} of {name} is at offset {info.offset}, "
+                f"no multiple of its {width} bytes, which a GPU cannot read; use "
                 "np.dtype(..., align=True) or reorder the fields"
             )
-    if not aligned or record.aligned:
+    if record.aligned:
         return record
     fields = [
         (field, {"type": info.type, "offset": info.offset, "alignment": None, "title": info.title})
