@@ -15,4 +15,5 @@ NB_MODULE(_native, m) {
   bind_mapping(m);
   bind_ring(m);
   bind_buffer(m);
+  bind_pool(m);
 }

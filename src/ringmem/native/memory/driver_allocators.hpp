@@ -45,6 +45,7 @@ class StreamOrderedAllocator final : public Allocator {
   Block allocate(std::size_t nbytes, StreamHandle stream) override;
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   Status record_stream(Block& block, StreamHandle stream) override;
+  bool allocate_may_block() const noexcept override { return false; }
 
   // The driver's handle, created if need be. Throws DriverError.
   PoolHandle pool();
