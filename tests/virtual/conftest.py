@@ -29,13 +29,20 @@ def page():
 
 def live_objects(driver):
     """What is live on a FaultyDriver, after the mapping thread had time to let go of things."""
-    for _ in range(500):
-        gc.collect()
+    for attempt in range(500):
         live = {kind: count for kind, count in driver.live.items() if count}
         if not live:
             break
+        if attempt % 100 == 10:
+            gc.collect()
         time.sleep(0.002)
     return live
+
+
+def fill_now(device, ptr, nbytes, value=1):
+    """Fill on the default stream and wait, so that a fault is raised here."""
+    device.driver.fill_async(device.ordinal, ptr, value, 1, nbytes, 0)
+    device.synchronize()
 
 
 @pytest.fixture

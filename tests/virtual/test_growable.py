@@ -10,7 +10,7 @@ from ringmem import ClosedError, DriverError, InvalidValueError, NotSupportedErr
 from ringmem.native import _native
 from ringmem.virtual import GrowableBuffer
 
-from .conftest import live_objects
+from .conftest import fill_now, live_objects
 
 
 def test_growth_moves_nothing(device, page):
@@ -81,9 +81,9 @@ def test_without_export_it_works_unshared():
     device = ringmem.devices_of(_native.HostDriver("export=0"))[0]
     with pytest.raises(NotSupportedError, match="shareable=False"):
         GrowableBuffer(1, device=device)
-    with GrowableBuffer(10, device=device, shareable=False, shape=10) as buffer:
-        with pytest.raises(NotSupportedError, match="shareable"):
-            buffer.share()
+    buffer = GrowableBuffer(10, device=device, shareable=False, shape=10)
+    with pytest.raises(NotSupportedError, match="shareable"):
+        buffer.share()
 
 
 def test_a_shrink_gives_memory_back(device, page):
@@ -134,8 +134,7 @@ def test_work_on_memory_that_went_really_faults(page):
     buffer.resize(page)
     buffer.settle()
     with pytest.raises(DriverError, match="ILLEGAL_ADDRESS"):
-        driver.fill_async(0, ptr + 4 * page, 1, 1, 16, 0)
-        device.synchronize()
+        fill_now(device, ptr + 4 * page, 16)
 
 
 def test_memory_mapped_ahead_makes_growth_free_of_driver_calls(device, faulty, page):

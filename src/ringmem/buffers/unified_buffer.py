@@ -274,4 +274,9 @@ class UnifiedBuffer(Buffer):
                 f"{device.name} belongs to another driver than {self.device.name}: give 'host' or "
                 f"a device of {self.device.platform}"
             )
+        if not device.capabilities.concurrent_managed_access:
+            raise NotSupportedError(
+                f"{device.name} has no concurrent managed access: its driver moves whole "
+                "allocations when a kernel starts, and takes no hints about it"
+            )
         return _native.Location(_native.LocationKind.device, device.ordinal)

@@ -14,8 +14,10 @@ __all__ = [
     "CorruptedError",
     "DoubleFreeError",
     "DriverError",
+    "HandlerError",
     "InvalidDeviceError",
     "InvalidValueError",
+    "KernelFailedError",
     "NotInitializedError",
     "NotSupportedError",
     "OutOfMemoryError",
@@ -113,6 +115,37 @@ class ClosedError(RingmemError):
 
 class CorruptedError(RingmemError):
     """Shared memory holds what no correct peer writes; nothing was read or written outside it."""
+
+
+class HandlerError(RingmemError):
+    """A ring kernel's handler answered a message with a status other than 0.
+
+    Attributes
+    ----------
+    status : int
+        What the handler returned.
+    reply : numpy scalar
+        What it had written into the reply by then.
+    """
+
+    def __init__(self, status: int, reply: object = None) -> None:
+        super().__init__(f"the handler returned status {status}; the message is a dead letter")
+        self.status = status
+        self.reply = reply
+
+
+class KernelFailedError(RingmemError):
+    """A ring kernel ended by itself and will not answer: the message says why.
+
+    Attributes
+    ----------
+    reason : str
+        ``"orphaned"``, ``"faulted"``, ``"killed"`` or ``"driver"``.
+    """
+
+    def __init__(self, message: str, reason: str = "faulted") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class DoubleFreeError(RingmemError):

@@ -21,7 +21,8 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ringmem.native.errors import ClosedError, InvalidValueError, RingmemError, TimeoutError
+from ringmem.native import errors
+from ringmem.native.errors import ClosedError, InvalidValueError, RingmemError
 
 __all__ = ["Offer", "courier", "fetch"]
 
@@ -166,14 +167,16 @@ def fetch(address: str, token: bytes, timeout_s: float) -> list[int]:
                 )
                 descriptors += batch
                 if flags & socket.MSG_CTRUNC:
-                    raise OSError("descriptors were lost: raise the limit on open files (ulimit -n)")
+                    raise OSError(
+                        "descriptors were lost: raise the limit on open files (ulimit -n)"
+                    )
                 if not message:
                     raise ConnectionResetError("the owner ended while it was sending")
     except BaseException as error:
         for descriptor in descriptors:
             os.close(descriptor)
-        if isinstance(error, builtin_timeout):
-            raise TimeoutError(f"the owner did not answer within {timeout_s} s") from None
+        if isinstance(error, TimeoutError):
+            raise errors.TimeoutError(f"the owner did not answer within {timeout_s} s") from None
         if isinstance(error, ConnectionError | FileNotFoundError):
             raise ClosedError(f"ticket: the process that made it is gone ({error})") from None
         raise
@@ -226,8 +229,6 @@ def _remove(address: str, pid: int) -> None:
         with contextlib.suppress(OSError):
             os.unlink(address)
 
-
-builtin_timeout = socket.timeout
 
 _current: Courier | None = None
 _current_lock = threading.Lock()

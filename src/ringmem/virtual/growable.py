@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringmem.buffers import DeviceBuffer
-from ringmem.device import Device, Stream, as_stream
+from ringmem.device import Device
 from ringmem.native import _native
 from ringmem.native.errors import InvalidValueError, NotSupportedError
-from ringmem.virtual.locations import AccessMap, checked_nbytes, plain_grants, plain_streams
+from ringmem.virtual.ledger import StreamLedger
+from ringmem.virtual.locations import AccessMap, checked_nbytes, plain_grants
 from ringmem.virtual.sharing import ShareAccess, Ticket, make_ticket
 from ringmem.virtual.views import as_shape, borrow
 
@@ -96,7 +96,7 @@ class GrowableBuffer:
         nbytes = checked_nbytes(math.prod(self._max_shape), self._dtype.itemsize, "max_shape")
         checked_nbytes(max_handle_nbytes, 1, "max_handle_nbytes")
         self._row_nbytes = nbytes // self._max_shape[0]
-        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._ledger = StreamLedger(self._device)
         self._core = _native.Growable.create(
             self._device, nbytes, plain_grants(access, self._device), shareable, max_handle_nbytes
         )
@@ -130,7 +130,7 @@ class GrowableBuffer:
         length = self._length_of(shape)
         nbytes = length * self._row_nbytes
         if not self._core.resize_in_place(nbytes):
-            self._core.resize(nbytes, self._plain_streams(streams))
+            self._core.resize(nbytes, self._ledger.plain(streams))
         self._length = length
 
     def reserve_ahead(self, nbytes: int) -> None:
@@ -160,7 +160,7 @@ class GrowableBuffer:
 
     def record_stream(self, stream: object) -> None:
         """Say that work on another stream uses the buffer: shrink and close wait for it too."""
-        self._streams.add(as_stream(stream, self._device))
+        self._ledger.record(stream)
 
     # --- access ----------------------------------------------------------------------------------
 
@@ -177,7 +177,8 @@ class GrowableBuffer:
     def view(self, length: int | None = None) -> DeviceBuffer:
         """Return the first `length` rows (by default all) as a :class:`DeviceBuffer`.
 
-        It shares the memory, and everything a DeviceBuffer can (copies, DLPack, CUDA array
+        What it exports to the host waits for work on the thread's current stream and the recorded
+        streams. It shares the memory, and everything a DeviceBuffer can (copies, DLPack, CUDA array
         interface, NumPy on CPU devices). As long as it lives, the buffer does not shrink below it
         and cannot be closed.
 
@@ -198,11 +199,14 @@ class GrowableBuffer:
             dtype=self._dtype,
             device=self._device,
             hold=hold,
+            streams=self._ledger.open(),
         )
 
     def fill(self, value: Any, stream: object = None) -> None:
         """Set all elements to `value`, in stream order; see :meth:`DeviceBuffer.fill`."""
         if self._length:
+            if stream is not None:
+                self.record_stream(stream)
             self.view().fill(value, stream=stream)
 
     @property
@@ -266,12 +270,12 @@ class GrowableBuffer:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """tuple of int: now."""
+        """Extents now."""
         return (self._length, *self._max_shape[1:])
 
     @property
     def max_shape(self) -> tuple[int, ...]:
-        """tuple of int: the largest it can be."""
+        """Extents at most."""
         return self._max_shape
 
     @property
@@ -328,7 +332,7 @@ class GrowableBuffer:
             The driver failed. If it could not unmap, the buffer is as before; else it is closed.
         """
         if not self.closed:
-            self._core.close(self._plain_streams(streams))
+            self._core.close(self._ledger.plain(streams))
 
     def __enter__(self) -> GrowableBuffer:
         return self
@@ -345,7 +349,7 @@ class GrowableBuffer:
         core = getattr(self, "_core", None)
         if core is not None and not core.closed:
             # The mapping thread waits for the work and releases; nothing waits or raises here.
-            core.abandon([(self._device.ordinal, 0), *self._recorded()])
+            core.abandon(self._ledger.plain_for_finalizer())
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.committed} of {self.reserved} bytes committed"
@@ -368,16 +372,6 @@ class GrowableBuffer:
                 "make the buffer with a larger max_shape"
             )
         return extents[0]
-
-    def _recorded(self) -> list[tuple[int, int]]:
-        return [
-            (stream.device.ordinal, stream.raw_handle)
-            for stream in list(self._streams)
-            if not stream.closed
-        ]
-
-    def _plain_streams(self, streams: object) -> list[tuple[int, int]]:
-        return [*plain_streams(streams, self._device), *self._recorded()]
 
 
 def _memories(buffer: GrowableBuffer) -> list[_native.PhysicalMemory]:

@@ -93,9 +93,7 @@ def access_name(value: int) -> Access:
     return _ACCESS_NAMES[value]
 
 
-def plain_work(
-    work: object, device: Device
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def plain_work(work: object, device: Device) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Split streams and events into plain streams and plain events.
 
     `work` is one stream-like or :class:`Event`, an iterable of them, or None for the thread's

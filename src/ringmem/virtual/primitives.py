@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ringmem.buffers import DeviceBuffer
 from ringmem.device import Device
 from ringmem.native import _native
-from ringmem.native.errors import InvalidValueError
+from ringmem.native.errors import InvalidValueError, NotSupportedError
 from ringmem.virtual.locations import (
     Access,
     AccessMap,
@@ -19,6 +21,7 @@ from ringmem.virtual.locations import (
     plain_location,
     plain_work,
 )
+from ringmem.virtual.sharing import ShareAccess, Ticket, make_ticket
 from ringmem.virtual.views import borrow
 
 if TYPE_CHECKING:
@@ -156,6 +159,37 @@ class PhysicalMemory:
         """
         return self._core.export_fd()
 
+    def share(self, access: ShareAccess = "readwrite", uses: int = 1) -> Ticket:
+        """Return a ticket with which other processes of the same user attach to the memory.
+
+        The ticket does not keep the memory; attachments do.
+
+        Parameters
+        ----------
+        access : str, optional
+            ``"readwrite"`` or ``"read"``: the most that attachments may have.
+        uses : int, optional
+            How many may attach with it.
+
+        Raises
+        ------
+        InvalidValueError
+            An argument is wrong.
+        NotSupportedError
+            It was created with ``shareable=False``.
+        """
+        if not self.shareable:
+            raise NotSupportedError("the memory was created with shareable=False")
+        return make_ticket(
+            self,
+            _itself,
+            shape=(self.nbytes,),
+            dtype=np.dtype(np.uint8),
+            device=self._device,
+            access=access,
+            uses=uses,
+        )
+
     @property
     def device(self) -> Device:
         """Device: the one whose driver made the memory."""
@@ -212,6 +246,10 @@ class PhysicalMemory:
         return f"<PhysicalMemory {self.nbytes} bytes of {self._device.name}{closed}>"
 
 
+def _itself(memory: PhysicalMemory) -> list[_native.PhysicalMemory]:
+    return [memory._core]
+
+
 class AddressRange:
     """Reserved addresses, with nothing behind them until memory is mapped.
 
@@ -225,9 +263,7 @@ class AddressRange:
         self._device = device
 
     @classmethod
-    def reserve(
-        cls, device: Device | str | None, nbytes: int, alignment: int = 0
-    ) -> AddressRange:
+    def reserve(cls, device: Device | str | None, nbytes: int, alignment: int = 0) -> AddressRange:
         """Reserve addresses.
 
         Parameters
@@ -396,7 +432,9 @@ class MappedRange:
             The driver failed; the memory is still mapped, and a second call tries again.
         """
         if self._views:
-            raise InvalidValueError(f"{self._views} views of the mapping are alive: drop them first")
+            raise InvalidValueError(
+                f"{self._views} views of the mapping are alive: drop them first"
+            )
         if self.closed:
             return
         plain, events = plain_work(streams, self._range.device)

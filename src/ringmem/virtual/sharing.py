@@ -111,9 +111,7 @@ def make_ticket(
     post = courier()
     post.offer(offer)
     weakref.finalize(owner, post.retire, offer.token, "the buffer is gone").atexit = False
-    return Ticket(
-        shape, dtype, access, device.uuid, sizes, post.address, offer.token, os.getpid()
-    )
+    return Ticket(shape, dtype, access, device.uuid, sizes, post.address, offer.token, os.getpid())
 
 
 def _export(memories: list[_native.PhysicalMemory], sizes: tuple[int, ...]) -> list[int]:
@@ -256,7 +254,7 @@ class SharedBuffer:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """tuple of int: of the array."""
+        """Extents of the array."""
         return self._ticket.shape
 
     @property

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringmem.buffers import DeviceBuffer
-from ringmem.device import Device, Stream, as_stream
+from ringmem.device import Device
 from ringmem.native import _native
 from ringmem.native.errors import InvalidValueError
-from ringmem.virtual.locations import AccessMap, checked_nbytes, plain_grants, plain_streams
+from ringmem.virtual.ledger import StreamLedger
+from ringmem.virtual.locations import AccessMap, checked_nbytes, plain_grants
 from ringmem.virtual.views import as_shape, borrow
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class SparseBuffer:
             raise InvalidValueError(f"cache_nbytes is {cache_nbytes}: give 0 (none) or more")
         self._nbytes = nbytes
         self._row_nbytes = nbytes // self._shape[0]
-        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._ledger = StreamLedger(self._device)
         self._core = _native.Sparse.create(
             self._device,
             nbytes,
@@ -153,7 +153,7 @@ class SparseBuffer:
         """
         runs = _runs(pages)
         if runs:
-            self._core.unmap(runs, self._plain_streams(streams))
+            self._core.unmap(runs, self._ledger.plain(streams))
 
     def pages_of(self, start: int, stop: int) -> range:
         """Return the pages that hold rows `start` to `stop` of the first axis."""
@@ -167,7 +167,7 @@ class SparseBuffer:
 
     @property
     def mapped(self) -> list[range]:
-        """list of range: the mapped pages, in order, contiguous ones together."""
+        """The mapped pages, in order, contiguous ones together."""
         return [range(first, first + count) for first, count in self._core.runs()]
 
     @property
@@ -186,7 +186,7 @@ class SparseBuffer:
 
     def record_stream(self, stream: object) -> None:
         """Say that work on another stream uses the buffer: unmap and close wait for it too."""
-        self._streams.add(as_stream(stream, self._device))
+        self._ledger.record(stream)
 
     # --- data ------------------------------------------------------------------------------------
 
@@ -208,6 +208,7 @@ class SparseBuffer:
             dtype=self._dtype,
             device=self._device,
             hold=hold,
+            streams=self._ledger.open(),
         )
 
     @property
@@ -222,7 +223,7 @@ class SparseBuffer:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """tuple of int: of the whole array."""
+        """Extents of the whole array."""
         return self._shape
 
     @property
@@ -271,7 +272,7 @@ class SparseBuffer:
             The driver failed; unless `closed`, a second call tries again.
         """
         if not self.closed:
-            self._core.close(self._plain_streams(streams))
+            self._core.close(self._ledger.plain(streams))
 
     def __enter__(self) -> SparseBuffer:
         return self
@@ -288,21 +289,11 @@ class SparseBuffer:
         core = getattr(self, "_core", None)
         if core is not None and not core.closed:
             # The mapping thread waits for the work and releases; nothing waits or raises here.
-            core.abandon([(self._device.ordinal, 0), *self._recorded()])
+            core.abandon(self._ledger.plain_for_finalizer())
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self._core.mapped_pages} of {self.page_count} pages"
         return f"<SparseBuffer {self.shape} {self._dtype} on {self._device.name}, {state}>"
-
-    def _recorded(self) -> list[tuple[int, int]]:
-        return [
-            (stream.device.ordinal, stream.raw_handle)
-            for stream in list(self._streams)
-            if not stream.closed
-        ]
-
-    def _plain_streams(self, streams: object) -> list[tuple[int, int]]:
-        return [*plain_streams(streams, self._device), *self._recorded()]
 
 
 def _runs(pages: int | Iterable[int]) -> list[tuple[int, int]]:

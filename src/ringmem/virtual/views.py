@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ringmem.buffers import DeviceBuffer
+from ringmem.device import current_stream
 from ringmem.native import _native
 from ringmem.native.errors import InvalidValueError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
-    from ringmem.device import Device
+    from ringmem.device import Device, Stream
 
 __all__ = ["as_shape", "borrow"]
 
@@ -38,8 +41,14 @@ def borrow(
     device: Device,
     hold: object,
     read_only: bool = False,
+    streams: Iterable[Stream] = (),
 ) -> DeviceBuffer:
-    """Return a buffer at `ptr`, at most `limit` bytes long, that keeps `hold` alive."""
+    """Return a buffer at `ptr`, at most `limit` bytes long, that keeps `hold` alive.
+
+    Every view is a buffer of its own and knows nothing of work that others submitted. So that what
+    it exports is complete, it takes it that work is pending on the thread's current stream, and on
+    `streams`.
+    """
     kind = np.dtype(dtype)
     extents = (limit // kind.itemsize,) if shape is None else as_shape(shape, "shape")
     nbytes = math.prod(extents) * kind.itemsize
@@ -47,7 +56,11 @@ def borrow(
         raise InvalidValueError(
             f"shape is {extents} of {kind}, {nbytes} bytes: there are only {limit}"
         )
-    made = _native.borrow_memory(
-        _DEVICE_MEMORY, ptr, extents, kind, device, None, read_only, hold
+    made = cast(
+        "DeviceBuffer",
+        _native.borrow_memory(_DEVICE_MEMORY, ptr, extents, kind, device, None, read_only, hold),
     )
-    return cast("DeviceBuffer", made)
+    if nbytes:
+        for stream in (current_stream(device), *streams):
+            made.record_stream(stream)
+    return made

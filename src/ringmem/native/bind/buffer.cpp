@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bind/wait.hpp"
+#include "memory/event_order.hpp"
 #include "memory/reaper.hpp"
 
 namespace ringmem::bind {
@@ -40,14 +41,8 @@ void free_later(Buffer& buffer, StreamHandle stream) {
 
 // `later` waits, on the device, for the work that `earlier` has now.
 Status wait_on_device(const StreamRef& later, const StreamRef& earlier) {
-  Driver& driver = *earlier.device->driver;
-  EventHandle event = 0;
-  Status status = driver.event_create(earlier.device->ordinal, EventFlags{}, &event);
-  if (!ok(status)) return status;
-  status = driver.event_record(earlier.device->ordinal, event, earlier.handle);
-  if (ok(status)) status = driver.stream_wait_event(later.device->ordinal, later.handle, event);
-  const Status destroyed = driver.event_destroy(earlier.device->ordinal, event);
-  return ok(status) ? destroyed : status;
+  return order_streams(*earlier.device->driver, earlier.device->ordinal, earlier.handle,
+                       later.device->ordinal, later.handle);
 }
 
 const char* free_operation(const Buffer& buffer) {
@@ -244,8 +239,9 @@ void Buffer::warn_lost(Status status) noexcept {
       text += status_name(status);
     }
     if (place) {
-      text += "; allocated at " + std::string(nb::str(place[0]).c_str()) + ":" +
-              nb::str(place[1]).c_str();
+      const nb::object file = place[0], line = place[1];
+      text += "; allocated at " + std::string(nb::str(file).c_str()) + ":" +
+              nb::str(line).c_str();
     }
     if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
   } catch (...) {  // a warning that cannot be made is not worth a crash
@@ -279,8 +275,7 @@ void exit_buffer(Buffer& self, nb::handle type, nb::handle, nb::handle) {
   if (type.is_none()) return self.close(nullptr);
   try {
     self.close(nullptr);
-  } catch (nb::python_error& error) {
-    error.discard_as_unraisable("closing a buffer");
+  } catch (const nb::python_error&) {
   } catch (const DriverError&) {
   }
 }
@@ -353,7 +348,7 @@ void bind_lifetime(nb::class_<Buffer>& cls) {
       .def("record_stream", [](Buffer& self, nb::handle stream) {
         self.check_open();
         self.note_use(stream_ref(stream, *self.device));
-      }, nb::arg("stream"),
+      }, nb::arg("stream").none(),
            "Work on `stream` uses the memory too: freeing it waits for that work, on the device.")
       .def_prop_ro("closed", &Buffer::closed, "bool: `close()` was called.");
 }

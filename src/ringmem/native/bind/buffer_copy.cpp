@@ -214,8 +214,8 @@ void fill_bytes(Buffer& self, nb::bytes pattern, nb::handle stream) {
 }  // namespace
 
 void bind_buffer_copy(nb::module_& m, nb::class_<Buffer>& cls) {
-  cls.def("copy_from", &copy_from, nb::arg("source"), nb::arg("stream").none() = nb::none())
-      .def("copy_to", &copy_to, nb::arg("target"), nb::arg("stream").none() = nb::none());
+  cls.def("copy_from", &copy_from, nb::arg("source").none(), nb::arg("stream").none() = nb::none())
+      .def("copy_to", &copy_to, nb::arg("target").none(), nb::arg("stream").none() = nb::none());
   m.def("buffer_fill", &fill_bytes, nb::arg("buffer"), nb::arg("pattern"),
         nb::arg("stream").none() = nb::none(), "Every element becomes these bytes.");
   m.def("set_copy_hook", [](nb::callable hook) {

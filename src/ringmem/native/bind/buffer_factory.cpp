@@ -306,7 +306,7 @@ nb::object make_device_buffer(const Block& block, std::shared_ptr<Allocator> all
 }
 
 void bind_buffer_factory(nb::module_& m, nb::class_<Buffer>& cls) {
-  cls.def("__init__", &init_buffer, nb::arg("kind"), nb::arg("shape"), nb::arg("dtype").none(),
+  cls.def("__init__", &init_buffer, nb::arg("kind"), nb::arg("shape").none(), nb::arg("dtype").none(),
           nb::arg("device").none(), nb::arg("stream").none(), nb::arg("allocator").none());
   nb::object function = nb::steal(PyCFunction_NewEx(&empty_method, m.ptr(), nullptr));
   m.attr("empty") = function;

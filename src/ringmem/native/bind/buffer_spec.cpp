@@ -136,6 +136,7 @@ PyObject* numpy_dtype_class() {
 }
 
 nb::object make_dtype(nb::handle argument) {
+  if (argument.is_none()) throw InvalidValue("dtype is None: give a NumPy dtype");  // not float64
   PyObject* made = PyObject_CallOneArg(numpy_dtype_class(), argument.ptr());
   if (made) return nb::steal(made);
   nb::python_error error;

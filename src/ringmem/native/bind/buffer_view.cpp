@@ -171,13 +171,13 @@ nb::object reshape(nb::handle_t<Buffer> self, nb::args args) {
 }  // namespace
 
 void bind_buffer_view(nb::class_<Buffer>& cls) {
-  cls.def("__getitem__", &get_item, nb::arg("index"),
+  cls.def("__getitem__", &get_item, nb::arg("index").none(),
           nb::sig("def __getitem__(self, index: typing.Any) -> typing.Any"))
       .def("__len__", [](const Buffer& self) {
         if (self.shape.ndim() == 0) raise_error("InvalidValueError", describe(self) + " has no len");
         return self.shape[0];
       })
-      .def("view", &view_as, nb::arg("dtype"),
+      .def("view", &view_as, nb::arg("dtype").none(),
            nb::sig("def view(self, dtype: typing.Any) -> typing.Any"),
            "The same bytes as another dtype; the last axis changes where the itemsize does.")
       .def("reshape", &reshape, nb::arg("shape"),

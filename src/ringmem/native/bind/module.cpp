@@ -14,6 +14,8 @@ NB_MODULE(_native, m) {
   bind_layout(m);
   bind_mapping(m);
   bind_ring(m);
+  bind_ring_kernel(m);
+  bind_ring_call(m);
   bind_buffer(m);
   bind_pool(m);
 }

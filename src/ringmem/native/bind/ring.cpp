@@ -209,6 +209,11 @@ void bind_wait_settings(nb::class_<Native>& cls) {
       "spin_us", [](const Native& self) { return self.wait.spin_us; },
       [](Native& self, double spin_us) { self.wait.spin_us = checked_spin_us(spin_us); },
       "Microseconds that a wait spins before it parks; negative: it never parks.");
+  cls.def_prop_rw(
+      "on_wait", [](const Native& self) { return self.on_wait; },
+      [](Native& self, nb::object on_wait) { self.on_wait = std::move(on_wait); },
+      nb::arg("on_wait").none(),
+      "Called without arguments every 20 ms of a wait; raises what makes waiting hopeless.");
   cls.def_prop_ro("message", [](const Native& self) { return self.message; });
   cls.def_prop_ro("capacity", [](const Native& self) { return self.endpoint.capacity(); });
   cls.def_prop_ro("closed", [](const Native& self) { return self.closed.load(); });
@@ -218,6 +223,14 @@ void bind_wait_settings(nb::class_<Native>& cls) {
 }  // namespace
 
 // --- what other binding files use too -----------------------------------------------------------------
+void set_ring_error() noexcept {
+  try {
+    translate(std::current_exception(), nullptr);
+  } catch (...) {
+    set_python_error();
+  }
+}
+
 Records records_of(nb::handle batch, nb::handle message) {
   const NumpyArrayFields* array = numpy_array_of(batch, message);
   if (array != nullptr && (array->flags & numpy_c_contiguous) != 0) [[likely]] {
@@ -248,6 +261,7 @@ bool wait_for_slots(NativeProducer& self, u64 wanted, ring::Clock::time_point de
   const auto& endpoint = self.endpoint;
   const auto hopeless = [&] {
     if (self.closed.load()) throw Closed("the producer was closed while it waited");
+    ask_on_wait(self);
     if (endpoint.consumer_closed()) throw Closed("the consumer closed the ring");
     const ring::ProcessId peer = ring::signature(*self.view.consumer);
     if (ring::is_alive(peer)) return;
@@ -266,6 +280,7 @@ bool wait_for_message(NativeConsumer& self, ring::Clock::time_point deadline) {
   const auto& endpoint = self.endpoint;
   const auto hopeless = [&] {
     if (self.closed.load()) throw Closed("the consumer was closed while it waited");
+    ask_on_wait(self);
     const ring::ProcessId peer = ring::signature(*self.view.producer);
     if (ring::is_alive(peer)) return;
     throw Closed("the producer's process " + std::to_string(peer.pid) + " ended without closing");
@@ -276,6 +291,7 @@ bool wait_for_message(NativeConsumer& self, ring::Clock::time_point deadline) {
   // Closed is stored after the last message, so a look after it has seen that message.
   if (endpoint.producer_closed() && self.endpoint.poll(1).size() == 0) {
     require_sound(self, bad_line);
+    ask_on_wait(self);
     throw Closed("the producer closed the ring and every message was received");
   }
   return true;

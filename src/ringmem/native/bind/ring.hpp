@@ -75,7 +75,12 @@ bool wait_for(const Ready& ready, const WaitSettings& settings, ring::Clock::tim
     }
     if (got) return true;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    still_worth_it();
+    try {
+      still_worth_it();
+    } catch (...) {
+      if (ready()) return true;  // what was waited for came just before the end
+      throw;
+    }
     if (settings.spin_us >= 0) policy.spin = std::chrono::nanoseconds(0);
   }
 }
@@ -101,6 +106,7 @@ struct NativeEndpoint {
   nb::object owner;
   nb::object message;  // numpy.dtype of one message
   WaitSettings wait;
+  nb::object on_wait = nb::none();  // called every 20 ms of a wait; raises what makes it hopeless
   std::uint64_t generation = ring::fork_generation();
   std::atomic<bool> busy{false};
   std::atomic<bool> closed{false};
@@ -131,6 +137,11 @@ class Use {
 };
 
 template <class Endpoint>
+void ask_on_wait(const NativeEndpoint<Endpoint>& native) {
+  if (!native.on_wait.is_none()) native.on_wait();
+}
+
+template <class Endpoint>
 void require_sound(const NativeEndpoint<Endpoint>& native, const char* what) {
   if (native.endpoint.corrupted()) [[unlikely]] {
     throw ring::Corrupted(std::string("the ring's memory is damaged: ") + what +
@@ -147,6 +158,9 @@ struct Records {
 };
 Records records_of(nb::handle batch, nb::handle message);
 Records writable_records_of(nb::handle array, nb::handle message);
+
+// As set_python_error, with the exceptions of rings too.
+void set_ring_error() noexcept;
 
 // Waits for `wanted` free slots; throws what makes that hopeless. False: timed out.
 bool wait_for_slots(NativeProducer& self, std::uint64_t wanted, ring::Clock::time_point deadline);

@@ -21,9 +21,11 @@ std::shared_ptr<Guard> Guard::record(DriverRef driver, const std::vector<StreamR
   guard->events_.reserve(streams.size());
   for (const StreamRef& stream : streams) {
     EventRef event{stream.device, 0};
-    check(driver->event_create(stream.device, EventFlags{}, &event.event), "cuEventCreate");
+    Status status = driver->event_create(stream.device, EventFlags{}, &event.event);
+    if (device_is_lost(status)) continue;
+    check(status, "cuEventCreate");
     guard->events_.push_back(event);
-    const Status status = driver->event_record(stream.device, event.event, stream.stream);
+    status = driver->event_record(stream.device, event.event, stream.stream);
     if (!ok(status) && !device_is_lost(status)) throw DriverError(status, "cuEventRecord");
   }
   return guard;

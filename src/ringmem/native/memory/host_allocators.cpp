@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "memory/event_order.hpp"
 #include "memory/reaper.hpp"
 
 namespace ringmem {
@@ -29,13 +30,12 @@ class Marks {
   Marks(const Marks&) = delete;
   Marks& operator=(const Marks&) = delete;
   ~Marks() {
-    for (const Guard& guard : guards) driver_.event_destroy(guard.device, guard.event);
+    for (const Guard& guard : guards) destroy_event(driver_, guard.device, guard.event);
   }
 
   Status add(StreamHandle stream) {
     guards.reserve(guards.size() + 1);
-    int device = device_;
-    if (stream > per_thread_stream && !ok(driver_.stream_device(stream, &device))) device = device_;
+    const int device = device_of_stream(driver_, device_, stream);
     EventHandle event = 0;
     Status status = driver_.event_create(device, EventFlags{}, &event);
     if (!ok(status)) return status;

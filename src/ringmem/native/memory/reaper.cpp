@@ -9,6 +9,8 @@
 #include <thread>
 #include <utility>
 
+#include "memory/event_order.hpp"
+
 namespace ringmem {
 namespace {
 
@@ -106,9 +108,7 @@ bool Reaper::ready(ReaperJob& job) noexcept {
   while (!job.guards.empty()) {
     const Guard guard = job.guards.back();
     if (job.driver->event_query(guard.device, guard.event) == Status::not_ready) return false;
-    for (int i = 0; i < attempts; ++i) {
-      if (ok(job.driver->event_destroy(guard.device, guard.event))) break;
-    }
+    destroy_event(*job.driver, guard.device, guard.event);
     job.guards.pop_back();
   }
   return true;

@@ -162,10 +162,12 @@ Status Backing::unmap(DevicePtr ptr, std::size_t nbytes) noexcept {
   return driver_.mem_unmap(ptr, nbytes);
 }
 
-Status Backing::release(std::uint32_t index) noexcept {
+Status Backing::release(std::uint32_t index, bool again) noexcept {
   Handle& handle = handles_[index];
   counters_.calls.fetch_add(1, relaxed);
-  const Status status = driver_.mem_release(handle.id);
+  Status status = driver_.mem_release(handle.id);
+  const bool gone = status == Status::invalid_value || status == Status::invalid_handle;
+  if (again && gone) status = Status::success;  // the call that "failed" had released it
   if (!ok(status)) return status;
   counters_.reserved.fetch_sub(handle.nbytes, relaxed);
   counters_.released.fetch_add(1, relaxed);

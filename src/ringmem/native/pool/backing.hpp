@@ -63,8 +63,9 @@ class Backing {
   bool undone() const noexcept { return undone_; }
   // Addresses that handles have left. They stay mapped when this fails.
   Status unmap(DevicePtr ptr, std::size_t nbytes) noexcept;
-  // Gives a handle back; it stays mapped, and its memory in use, until unmap().
-  Status release(std::uint32_t index) noexcept;
+  // Gives a handle back; it stays mapped, and its memory in use, until unmap(). After a failure it
+  // may or may not be gone: call it again, and never use the handle otherwise.
+  Status release(std::uint32_t index, bool again = false) noexcept;
   // Unmaps and frees the addresses; all handles must have been released. Idempotent.
   Status close() noexcept;
 

@@ -116,13 +116,17 @@ void Pages::cut_pieces(DevicePtr at, std::size_t nbytes,
 Node* Pages::grow(Space& space, std::uint32_t units, Status* status, const char** failed) {
   const Timer timer(growth_ns_);
   *status = Status::success;
-  if (device_room_ != SIZE_MAX) ask_device();
+  if (device_room_ != SIZE_MAX) {
+    sweep();
+    ask_device();
+  }
   if (!options_.tight) {
     if (Node* node = create_at_end(space, units, status, failed)) return node;
     if (!ok(*status) && *status != Status::out_of_memory) return nullptr;
   }
   const Timer moving(remap_ns_);
   sweep();
+  if (device_room_ != SIZE_MAX) ask_device();
   // Free handles first. Where they are too large, one is given back for room to create what fits;
   // and where there are none, room is used that tightness would not.
   std::size_t budget = options_.tight ? 0 : room();
@@ -198,16 +202,19 @@ Status Pages::trim(std::size_t keep) {
 void Pages::sweep() {
   streams_.poll();
   std::vector<Stale> left;
-  for (const Stale& stale : stale_) {
-    if (!streams_.complete(stale.tag)) {
-      streams_.record(stale.tag);
-      left.push_back(stale);
-    } else if (!ok(backing_.unmap(stale.node->ptr, stale.node->nbytes()))) {
-      left.push_back(stale);
-    } else {
-      const SpinGuard guard(heap_.lock);
-      heap_.space_of(*stale.node).become_hole(stale.node);
+  for (Stale& stale : stale_) {
+    if (stale.handle != Backing::none && ok(backing_.release(stale.handle, true))) {
+      stale.handle = Backing::none;
     }
+    const bool done = streams_.complete(stale.tag);
+    if (!done) streams_.record(stale.tag);
+    if (!done || stale.handle != Backing::none ||
+        !ok(backing_.unmap(stale.node->ptr, stale.node->nbytes()))) {
+      left.push_back(stale);
+      continue;
+    }
+    const SpinGuard guard(heap_.lock);
+    heap_.space_of(*stale.node).become_hole(stale.node);
   }
   stale_ = std::move(left);
 }

@@ -60,6 +60,7 @@ class Pages {
   struct Stale {  // addresses still mapped to a handle that has moved or was released
     Node* node;
     Tag tag;
+    std::uint32_t handle = Backing::none;  // still to be released: the driver refused, or said so
   };
   struct Source {  // free pages whose handles move
     Space* space;

@@ -277,13 +277,11 @@ Status Pages::send_back(const Leaving& leaving) {
                         ok(backing_.unmap(leaving.node->ptr, leaving.node->nbytes()));
   const SpinGuard guard(heap_.lock);
   Space& space = heap_.space_of(*leaving.node);
-  if (!ok(status)) {
-    space.give(leaving.node, leaving.tag);
-  } else if (unmapped) {
+  if (unmapped) {
     space.become_hole(leaving.node);
   } else {
     space.become_stale(leaving.node);
-    stale_.push_back({leaving.node, leaving.tag});
+    stale_.push_back({leaving.node, leaving.tag, ok(status) ? Backing::none : leaving.handle});
   }
   return status;
 }
@@ -305,7 +303,7 @@ Node* Pages::commit(Plan* plan, std::uint32_t units) {
     node->become(NodeState::live);
     for (const Source& source : plan->sources) {
       source.space->become_stale(source.node);
-      stale_.push_back({source.node, source.tag});
+      stale_.push_back({source.node, source.tag, Backing::none});
     }
   }
   return node;
@@ -327,7 +325,7 @@ void Pages::roll_back_locked(Plan* plan, bool unmapped) {
       plan->space->become_hole(node);
     } else {
       plan->space->become_stale(node);
-      stale_.push_back({node, {}});
+      stale_.push_back({node, {}, Backing::none});
     }
   }
 }

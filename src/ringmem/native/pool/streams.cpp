@@ -181,6 +181,7 @@ Status StreamOrder::cover_locked(int index, std::uint64_t epoch) noexcept {
   Slot& slot = slot_[index];
   if (slot.recorded >= epoch || completed_[index].load(relaxed) >= epoch) return Status::success;
   if (index == shared_slot || slot.retired || (dead_.load(relaxed) & bit(index))) {
+    dead_.fetch_or(bit(index), relaxed);  // nothing but the device can say when this is done
     return Status::invalid_handle;
   }
   const Status status = fly_locked(slot, slot.stream);

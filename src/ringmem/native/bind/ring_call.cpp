@@ -1,0 +1,302 @@
+// `kernel.call(message)`: a callable object that packs one message into its line, publishes it, and
+// spins for the reply. Raw C API: what nanobind's argument handling costs is half of what the rest
+// of a call costs.
+#include "bind/ring_call.hpp"
+
+#include <structmember.h>
+
+#include <memory>
+#include <string>
+
+namespace ringmem::bind {
+namespace {
+
+struct Caller {
+  std::vector<std::unique_ptr<CallChannel>> channels;
+};
+
+struct CallerObject {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  Caller* caller;
+};
+
+PyObject *name_timeout, *name_ring, *name_out;  // interned
+
+struct Arguments {
+  PyObject* message = nullptr;
+  PyObject* timeout = nullptr;
+  PyObject* ring = nullptr;
+  PyObject* out = nullptr;
+};
+
+// (message, *, timeout_s=None, ring=0, out=None); false with a Python error set.
+bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, Arguments* parsed) {
+  if (nargs != 1) {
+    PyErr_Format(PyExc_TypeError, "call() takes one message, %zd were given", nargs);
+    return false;
+  }
+  parsed->message = args[0];
+  const Py_ssize_t keywords = kwnames != nullptr ? PyTuple_GET_SIZE(kwnames) : 0;
+  for (Py_ssize_t i = 0; i < keywords; ++i) {
+    PyObject* name = PyTuple_GET_ITEM(kwnames, i);
+    PyObject* value = args[nargs + i];
+    const auto is = [name](PyObject* known) {
+      return name == known || PyUnicode_Compare(name, known) == 0;
+    };
+    if (is(name_timeout)) {
+      parsed->timeout = value == Py_None ? nullptr : value;
+    } else if (is(name_ring)) {
+      parsed->ring = value;
+    } else if (is(name_out)) {
+      parsed->out = value == Py_None ? nullptr : value;
+    } else {
+      PyErr_Format(PyExc_TypeError, "call() got an unexpected argument '%U'", name);
+      return false;
+    }
+  }
+  return true;
+}
+
+CallChannel& channel_of(Caller& caller, PyObject* ring) {
+  if (ring == nullptr) return *caller.channels[0];
+  const Py_ssize_t index = PyNumber_AsSsize_t(ring, PyExc_IndexError);
+  if (index == -1 && PyErr_Occurred()) throw nb::python_error();
+  if (index < 0 || static_cast<std::size_t>(index) >= caller.channels.size()) {
+    throw InvalidValue("ring=" + std::to_string(index) + " must be 0 to " +
+                       std::to_string(caller.channels.size() - 1));
+  }
+  return *caller.channels[static_cast<std::size_t>(index)];
+}
+
+std::optional<double> seconds_of(PyObject* timeout) {
+  if (timeout == nullptr) return std::nullopt;
+  const double seconds = PyFloat_AsDouble(timeout);
+  if (seconds == -1 && PyErr_Occurred()) throw nb::python_error();
+  return seconds;
+}
+
+// Takes the channel's turn; the GIL goes while another thread has it.
+class Turn {
+ public:
+  explicit Turn(CallChannel& channel) : lock_(channel.turn, std::try_to_lock) {
+    if (lock_.owns_lock()) [[likely]] return;
+    nb::gil_scoped_release release;
+    lock_.lock();
+  }
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+};
+
+void send(CallChannel& channel, const std::byte* record) {
+  auto& producer = channel.producer->endpoint;
+  if (channel.unread() != 0 || producer.reserved() != 0) [[unlikely]] {
+    throw InvalidValue(std::to_string(channel.unread()) + " replies of messages that were sent on "
+                       "this ring are unread, and " + std::to_string(producer.reserved()) +
+                       " slots reserved; recv() and commit() first, or call on another ring");
+  }
+  if (producer.send(record, 1) == 1) [[likely]] return;
+  require_sound(*channel.producer, "the consumer's index is impossible");
+  throw TimedOut("the ring is full of messages whose calls timed out");
+}
+
+// The reply of the newest message is the next to read, and there; false: the time is up.
+bool wait_for_reply(CallChannel& channel, std::optional<double> timeout_s) {
+  auto& consumer = channel.consumer->endpoint;
+  if (channel.abandoned == 0) {
+    for (int look = 0; look < 16; ++look) {
+      if (consumer.poll(1).size() != 0) return true;
+      ring::pause();
+    }
+    const auto until = ring::Clock::now() + gil_hold;
+    do {
+      for (int look = 0; look < 8; ++look) {
+        if (consumer.poll(1).size() != 0) return true;
+        ring::pause();
+      }
+    } while (ring::Clock::now() < until);
+  }
+  const auto deadline = deadline_of(timeout_s);
+  for (;;) {
+    if (!wait_for_message(*channel.consumer, deadline)) return false;
+    require_sound(*channel.consumer, "a line carries a sequence that does not belong there");
+    if (channel.abandoned == 0) return true;
+    channel.settle();
+  }
+}
+
+[[noreturn]] void raise_handler_error(ring::i32 status, nb::object reply) {
+  nb::object cls = nb::module_::import_("ringmem.native.errors").attr("HandlerError");
+  nb::object error = cls(status, reply);
+  PyErr_SetObject(cls.ptr(), error.ptr());
+  throw nb::python_error();
+}
+
+// The reply as a new scalar, or in `out`; its slot is given back.
+nb::object take_reply(CallChannel& channel, nb::handle out, const Records& target) {
+  auto& consumer = channel.consumer->endpoint;
+  const layout::Line* slot = consumer.poll(1).first.lines;
+  const ring::i32 status = layout::word_status(ring::load_word(*slot));
+  const void* data = slot->payload;
+  if (channel.reply.nbytes() > layout::line_payload_nbytes) {
+    ring::unpack(channel.scratch.data(), slot, channel.reply.nbytes());
+    data = channel.scratch.data();
+  }
+  nb::object result;
+  if (out.is_valid()) {
+    std::memcpy(target.data, data, channel.reply.nbytes());
+    result = nb::borrow(out);
+  } else {
+    result = nb::steal(channel.reply.make(data));
+  }
+  consumer.release(1);
+  if (!result.is_valid()) throw nb::python_error();
+  if (status != 0) [[unlikely]] raise_handler_error(status, result);
+  return result;
+}
+
+Records target_of(CallChannel& channel, PyObject* out) {
+  if (out == nullptr) return {};
+  Records target = writable_records_of(out, channel.reply.dtype());
+  if (target.size != 1) {
+    throw InvalidValue("out has " + std::to_string(target.size) + " elements; a call has one reply");
+  }
+  return target;
+}
+
+nb::object call(Caller& caller, const Arguments& arguments) {
+  CallChannel& channel = channel_of(caller, arguments.ring);
+  Records slow;
+  const std::byte* record = channel.message.bytes_of(arguments.message);
+  if (record == nullptr) [[unlikely]] {
+    slow = records_of(arguments.message, channel.message.dtype());
+    if (slow.size != 1) {
+      throw InvalidValue("a call takes one message, " + std::to_string(slow.size) +
+                         " were given; send() takes batches");
+    }
+    record = slow.data;
+  }
+  const Records target = target_of(channel, arguments.out);
+  const std::optional<double> timeout_s = seconds_of(arguments.timeout);
+  const Turn turn(channel);
+  const Use<ring::Producer> sending(*channel.producer);
+  const Use<ring::Consumer> receiving(*channel.consumer);
+  send(channel, record);
+  bool in_time = false;
+  try {
+    in_time = wait_for_reply(channel, timeout_s);
+  } catch (...) {
+    ++channel.abandoned;
+    throw;
+  }
+  if (!in_time) {
+    ++channel.abandoned;
+    throw TimedOut("no reply within timeout_s=" + std::to_string(*timeout_s) +
+                   "; it will be dropped when it comes");
+  }
+  return take_reply(channel, arguments.out, target);
+}
+
+PyObject* vectorcall(PyObject* object, PyObject* const* args, std::size_t flags, PyObject* kwnames) {
+  try {
+    Arguments arguments;
+    if (!parse(args, PyVectorcall_NARGS(flags), kwnames, &arguments)) return nullptr;
+    return call(*reinterpret_cast<CallerObject*>(object)->caller, arguments).release().ptr();
+  } catch (...) {
+    set_ring_error();
+    return nullptr;
+  }
+}
+
+// settle(ring): before replies are read another way.
+PyObject* settle(PyObject* object, PyObject* ring) {
+  try {
+    CallChannel& channel = channel_of(*reinterpret_cast<CallerObject*>(object)->caller, ring);
+    if (channel.abandoned != 0) {
+      const Use<ring::Consumer> receiving(*channel.consumer);
+      channel.settle();
+    }
+    return PyLong_FromUnsignedLongLong(channel.abandoned);
+  } catch (...) {
+    set_ring_error();
+    return nullptr;
+  }
+}
+
+PyObject* unread(PyObject* object, PyObject* ring) {
+  try {
+    CallChannel& channel = channel_of(*reinterpret_cast<CallerObject*>(object)->caller, ring);
+    return PyLong_FromUnsignedLongLong(channel.unread());
+  } catch (...) {
+    set_ring_error();
+    return nullptr;
+  }
+}
+
+void dealloc(PyObject* object) {
+  auto* self = reinterpret_cast<CallerObject*>(object);
+  delete self->caller;
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_Free(object);
+  Py_DECREF(type);
+}
+
+PyMethodDef methods[] = {
+    {"settle", settle, METH_O,
+     "settle(ring)\n--\n\nDrop replies whose calls timed out; returns how many are still to come."},
+    {"unread", unread, METH_O,
+     "unread(ring)\n--\n\nMessages sent whose replies were not read, calls that timed out aside."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(CallerObject, vectorcall), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_doc, const_cast<char*>("Sends one message and waits for its reply.")},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {0, nullptr},
+};
+
+PyType_Spec spec = {
+    "ringmem.native._native.RingCaller", sizeof(CallerObject), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_VECTORCALL, slots};
+
+PyTypeObject* caller_type = nullptr;
+
+nb::object make_caller(nb::list producers, nb::list consumers) {
+  if (producers.size() != consumers.size() || producers.size() == 0) {
+    throw InvalidValue("as many producers as consumers, and at least one, make a caller");
+  }
+  auto caller = std::make_unique<Caller>();
+  for (std::size_t i = 0; i < producers.size(); ++i) {
+    caller->channels.push_back(std::make_unique<CallChannel>(producers[i], consumers[i]));
+  }
+  auto* object = PyObject_New(CallerObject, caller_type);
+  if (object == nullptr) throw nb::python_error();
+  object->vectorcall = vectorcall;
+  object->caller = caller.release();
+  return nb::steal(reinterpret_cast<PyObject*>(object));
+}
+
+}  // namespace
+
+void bind_ring_call(nb::module_& m) {
+  name_timeout = PyUnicode_InternFromString("timeout_s");
+  name_ring = PyUnicode_InternFromString("ring");
+  name_out = PyUnicode_InternFromString("out");
+  PyObject* type = PyType_FromSpec(&spec);
+  if (type == nullptr) nb::raise_python_error();
+  caller_type = reinterpret_cast<PyTypeObject*>(type);
+  m.attr("RingCaller") = nb::steal(type);
+  m.def("make_caller", &make_caller, nb::arg("producers"), nb::arg("consumers"),
+        "The callable that serves these ring pairs.");
+}
+
+}  // namespace ringmem::bind

@@ -1,0 +1,48 @@
+// One ring pair as Python calls it: a message in, its reply out.
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "bind/numpy_scalar.hpp"
+#include "bind/ring.hpp"
+
+namespace ringmem::bind {
+
+// A call that waits longer than this gives the GIL away. Giving it away and taking it back costs
+// about 0.1 µs where nobody wants it, and up to 5 ms where somebody does; a GPU answers in 2 µs.
+inline constexpr std::chrono::nanoseconds gil_hold{5'000};
+
+// Both host ends of one ring pair. Calls from several threads take turns.
+struct CallChannel {
+  CallChannel(nb::object producer_object, nb::object consumer_object)
+      : producer(nb::cast<NativeProducer*>(producer_object)),
+        consumer(nb::cast<NativeConsumer*>(consumer_object)),
+        message(producer->message),
+        reply(consumer->message),
+        keep_producer(std::move(producer_object)),
+        keep_consumer(std::move(consumer_object)),
+        scratch(reply.nbytes()) {}
+
+  // Messages whose replies nobody has taken yet, beside the ones given up by calls in vain.
+  std::uint64_t unread() const {
+    return static_cast<std::uint64_t>(producer->endpoint.tail() - consumer->endpoint.head()) - abandoned;
+  }
+  // Drops replies that came too late for their call, as far as they are there.
+  void settle() {
+    while (abandoned > 0 && consumer->endpoint.poll(1).size() > 0) {
+      consumer->endpoint.release(1);
+      --abandoned;
+    }
+  }
+
+  NativeProducer* producer;
+  NativeConsumer* consumer;
+  RecordFormat message, reply;
+  nb::object keep_producer, keep_consumer;
+  std::vector<std::byte> scratch;  // one reply
+  std::mutex turn;
+  std::uint64_t abandoned = 0;  // oldest replies, whose calls timed out
+};
+
+}  // namespace ringmem::bind

@@ -1,0 +1,60 @@
+// The loop of one ring of a CPU ring kernel: ring_kernel.cuh's service warp and worker in one
+// thread. Message i of the input ring is answered in slot i of the output ring.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <vector>
+
+#include "ring/cpu_kernel.hpp"
+#include "ring/producer.hpp"
+
+namespace ringmem::ring {
+
+class CpuLoop {
+ public:
+  // Takes up where an earlier loop over these rings stopped. Throws Corrupted for what is no ring.
+  CpuLoop(const KernelPair& pair, CpuHandler handler, std::byte* state,
+          const std::atomic<bool>& fault, u64 deadline_ns);
+
+  // Until it is told to leave. The last thing it stores anywhere is has_terminated.
+  void run() noexcept;
+
+ private:
+  using Slots = EndpointBase<Counters>;
+  using EndReason = layout::EndReason;
+  enum class Order { run, pause, leave };
+
+  Order look_at_control(u64 now) noexcept;
+  bool drained() noexcept;
+  u64 handle_ready() noexcept;
+  bool has_room() noexcept;
+  i32 call(const Line* from, Line* to) noexcept;
+  void write_dead_letter(i32 status) noexcept;
+  void set_paused(bool paused) noexcept;
+  void publish(u64 now, bool always) noexcept;
+  void write_telemetry() noexcept;
+  void wait(u64 now) noexcept;
+
+  KernelPair pair_;
+  Slots input_, output_, dead_letter_;
+  CpuHandler handler_;
+  IdlePolicy idle_;
+  std::byte* state_;
+  const std::atomic<bool>* fault_;
+  u64 deadline_ns_;
+
+  std::vector<Line> message_, reply_;  // contiguous copies, in lines for their alignment
+  u64 next_ = 0;         // message to handle
+  u64 output_head_ = 0;  // of the host, as last seen
+  u64 dead_tail_ = 0;
+  EndReason reason_ = EndReason::none;
+  bool draining_ = false, paused_ = false;
+  u64 start_ns_ = 0, beat_ = 0, beat_ns_ = 0, busy_ns_ = 0;  // busy: when it last found a message
+
+  u64 processed_ = 0, published_ = ~u64{0}, published_ns_ = 0, dropped_ = 0, errors_ = 0;
+  u64 latency_total_ns_ = 0, latency_max_ns_ = 0, latency_min_ns_ = ~u64{0}, last_ns_ = 0;
+  i32 last_error_ = 0;
+};
+
+}  // namespace ringmem::ring

@@ -1,0 +1,164 @@
+"""How messages go to a ring kernel and come back: batches in place, batches by copy, one by one.
+
+Message i of a ring is answered by reply i. So a `call` needs the ring for itself: it is refused
+while replies to messages of `send` or `commit` are unread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringmem.native import _native
+from ringmem.native.errors import ClosedError, InvalidValueError
+from ringmem.ring.endpoints import Consumer, Full, Producer
+from ringmem.ring.lifecycle import KernelState
+from ringmem.ring.pairs import Pair
+
+__all__ = ["Messaging"]
+
+
+class Messaging:
+    """The messages of a :class:`RingKernel`; `ring` is the number of the ring pair."""
+
+    _state: KernelState
+    _pairs: tuple[Pair, ...]
+    _caller: Any
+
+    def _attach(self, full: Full, spin_us: float, on_wait: Any) -> None:
+        for pair in self._pairs:
+            pair.attach(full, spin_us, on_wait)
+        self._caller = _native.make_caller(
+            [pair.producer._native for pair in self._pairs],
+            [pair.consumer._native for pair in self._pairs],
+        )
+
+    # While the kernel runs, the native callable shadows the method: an attribute of the instance is
+    # found at once, and calling it costs no Python frame.
+    def _open_calls(self) -> None:
+        self.__dict__["call"] = self._caller
+
+    def _close_calls(self) -> None:
+        self.__dict__.pop("call", None)
+
+    def _pair(self, ring: int) -> Pair:
+        if self._state is KernelState.CLOSED:
+            raise ClosedError("the ring kernel is closed")
+        if not 0 <= ring < len(self._pairs):
+            raise InvalidValueError(f"ring={ring} must be 0 to {len(self._pairs) - 1}")
+        return self._pairs[ring]
+
+    def _sending(self, ring: int) -> Producer:
+        pair = self._pair(ring)
+        if self._state is KernelState.DRAINING:
+            raise ClosedError("the kernel is draining; it takes no more messages")
+        return pair.producer
+
+    def _receiving(self, ring: int) -> Consumer:
+        consumer = self._pair(ring).consumer
+        self._caller.settle(ring)
+        return consumer
+
+    def _unread(self) -> int:
+        return sum(int(self._caller.unread(ring)) for ring in range(len(self._pairs)))
+
+    def call(
+        self,
+        message: Any,
+        *,
+        timeout_s: float | None = None,
+        ring: int = 0,
+        out: npt.NDArray[Any] | None = None,
+    ) -> Any:
+        """Send one message and wait for its reply.
+
+        Parameters
+        ----------
+        message : numpy scalar, one-element array, bytes, or tuple
+            A record of the message dtype is the fastest; a tuple is converted.
+        timeout_s : float or None
+            How long to wait; None waits for good.
+        ring : int, default 0
+            The ring to use.
+        out : numpy.ndarray, optional
+            One element of the reply dtype, to be filled and returned.
+
+        Returns
+        -------
+        numpy scalar, or `out`
+            The reply.
+
+        Raises
+        ------
+        TimeoutError
+            No reply in time. It will be dropped when it comes.
+        HandlerError
+            The handler returned a status other than 0.
+        KernelFailedError, CorruptedError
+            The kernel ended by itself.
+        InvalidValueError
+            The message does not fit, or replies of messages that were sent are unread.
+        ClosedError
+            The kernel does not run.
+
+        Notes
+        -----
+        Several threads may call on one ring: they take turns. The wait spins for 5 µs with the GIL
+        held, then :attr:`spin_us` without it, then parks.
+        """
+        self._pair(ring)
+        raise ClosedError(f"the kernel is {self._state.value}; start() it first")
+
+    def send(self, batch: npt.ArrayLike, timeout_s: float | None = None, *, ring: int = 0) -> int:
+        """Copy messages to the kernel: :meth:`Producer.send` of a ring."""
+        return self._sending(ring).send(batch, timeout_s)
+
+    def reserve(
+        self, n: int, timeout_s: float | None = None, *, ring: int = 0
+    ) -> tuple[npt.NDArray[Any], ...]:
+        """Return free slots to write messages into: :meth:`Producer.reserve` of a ring."""
+        return self._sending(ring).reserve(n, timeout_s)
+
+    def commit(self, n: int | None = None, *, ring: int = 0) -> None:
+        """Hand reserved slots to the kernel: :meth:`Producer.commit` of a ring."""
+        self._sending(ring).commit(n)
+
+    def poll(self, max: int | None = None, *, ring: int = 0) -> tuple[npt.NDArray[Any], ...]:  # noqa: A002
+        """Return replies in place, without waiting: :meth:`Consumer.poll` of a ring."""
+        return self._receiving(ring).poll(max)
+
+    def statuses(self, *, ring: int = 0) -> npt.NDArray[np.int32]:
+        """Return the handler's status of each polled reply."""
+        return self._receiving(ring).statuses()
+
+    def release(self, n: int | None = None, *, ring: int = 0) -> None:
+        """Give polled slots back: :meth:`Consumer.release` of a ring."""
+        self._receiving(ring).release(n)
+
+    def recv(
+        self,
+        max: int | None = None,  # noqa: A002
+        timeout_s: float | None = None,
+        *,
+        ring: int = 0,
+    ) -> npt.NDArray[Any]:
+        """Wait for replies and return copies of what is there: :meth:`Consumer.recv` of a ring."""
+        return self._receiving(ring).recv(max, timeout_s)
+
+    def recv_into(
+        self,
+        out: npt.NDArray[Any],
+        timeout_s: float | None = None,
+        statuses: npt.NDArray[np.int32] | None = None,
+        *,
+        ring: int = 0,
+    ) -> int:
+        """Wait for replies and copy them into `out`: :meth:`Consumer.recv_into` of a ring."""
+        return self._receiving(ring).recv_into(out, timeout_s, statuses)
+
+    def unread(self, ring: int = 0) -> int:
+        """Return how many messages of a ring were sent whose replies were not read."""
+        self._pair(ring)
+        return int(self._caller.unread(ring))

@@ -1,0 +1,611 @@
+"""The ring kernel: a handler that stays on a device and answers messages for as long as it runs.
+
+This file is its life: launch, pause, drain, end, failure. Messages are in `channel.py`, and where
+the loop runs is the backend's business.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ringmem.device import Device, default_device
+from ringmem.native import _native
+from ringmem.native import errors
+from ringmem.native.errors import (
+    ClosedError,
+    CorruptedError,
+    InvalidValueError,
+    KernelFailedError,
+)
+from ringmem.native.layouts import ControlBlock
+from ringmem.ring.backend import Backend, KernelSpec, Parallel
+from ringmem.ring.channel import Messaging
+from ringmem.ring.endpoints import Full
+from ringmem.ring.lifecycle import KernelEvent, KernelState, next_state
+from ringmem.ring.pairs import make_pairs, plan_pair
+from ringmem.ring.settings import KernelSettings, check_spec
+from ringmem.ring.stalls import StallWatcher
+from ringmem.ring.telemetry import Telemetry, read_telemetry
+
+__all__ = ["RingKernel"]
+
+_END_REASONS = {
+    1: "terminated",
+    2: "drained",
+    3: "orphaned",
+    4: "corrupted",
+    5: "faulted",
+}
+_live: weakref.WeakSet[RingKernel] = weakref.WeakSet()
+_left_behind: list[object] = []  # memory of kernels that could not be ended: it must stay mapped
+
+
+class RingKernel(Messaging):
+    """A kernel that stays on a device and answers messages through rings.
+
+    Parameters
+    ----------
+    handler : function, str, NativeHandler, ctypes function, or what the device's compiler takes
+        ``(message, reply, state) -> int status``, called for each message. A status other than 0
+        sends a copy of the message to the dead letters. `reply` is zeroed before.
+    message, reply, state : dtype-like
+        Of one message, its reply (default: as `message`) and, one a ring, the handler's state.
+        Up to 56 bytes of a message or reply cost one line of 64.
+    device : Device or str, optional
+        Where to run; default :func:`ringmem.default_device`.
+    rings : int, default 1
+        Ring pairs, each with a state of its own. Every ring is served independently.
+    capacity : int, default 4096
+        Slots of each ring, a power of two.
+    workers : int, optional
+        Polling warps of a block (CUDA); default: measured.
+    blocks : int, default 1
+        Blocks that serve one ring (CUDA).
+    full : {"wait", "refuse", "drop"}
+        What :meth:`send` and :meth:`reserve` do when a ring is full.
+    deadline_s : float, optional
+        The kernel ends itself so long after its start, whatever happens.
+    heartbeat_timeout_s : float or None, default 5
+        The kernel ends itself so long after this process died; None: never.
+    stall_s : float, default 1
+        The watchdog reports a ring that handled nothing for so long although messages wait.
+    on_stall : callable, optional
+        Called as ``on_stall(kernel, rings)`` by the watchdog's thread with the ring numbers;
+        default: a :class:`RuntimeWarning`.
+    dead_letters : int, default 256
+        How many of them are kept for each ring, a power of two; more are counted as dropped.
+    isolated : bool, default False
+        Run in a child process, which ``terminate(force=True)`` can end even if the handler never
+        returns. A few tenths of a second to start.
+    parallel : {None, "warp", "block"}
+        Who shares a message: the handler then takes ``(message, reply, state, lane, lanes)``.
+    initial_state : array-like, optional
+        State of each ring before the first message; default zeros.
+    spin_us : float, default 50
+        How long a wait spins before it parks (:attr:`Producer.spin_us`).
+
+    Raises
+    ------
+    InvalidValueError
+        An argument is wrong, or the handler cannot be compiled.
+    NotSupportedError
+        The device cannot run it.
+
+    Notes
+    -----
+    Used as a context manager it starts on entry; on exit it ends without waiting for messages that
+    were not handled yet: :meth:`drain` first where they matter. Lifecycle methods may be called
+    from any thread; :meth:`call` too; each ring's batch methods from one thread at a time. A forked
+    child cannot use it, and cannot disturb it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ringmem import RingKernel
+    >>> def add(message, reply, state):
+    ...     reply.total = message.a + message.b
+    ...     return 0
+    >>> pair, total = [("a", "i8"), ("b", "i8")], [("total", "i8")]
+    >>> with RingKernel(add, message=pair, reply=total, device="cpu") as kernel:
+    ...     int(kernel.call((2, 3))["total"])
+    5
+    """
+
+    def __init__(
+        self,
+        handler: Any,
+        *,
+        message: npt.DTypeLike,
+        reply: npt.DTypeLike = None,
+        state: npt.DTypeLike = None,
+        device: Device | str | None = None,
+        rings: int = 1,
+        capacity: int = 4096,
+        workers: int | None = None,
+        blocks: int = 1,
+        full: Full = "wait",
+        deadline_s: float | None = None,
+        heartbeat_timeout_s: float | None = 5.0,
+        stall_s: float = 1.0,
+        on_stall: Callable[[RingKernel, tuple[int, ...]], object] | None = None,
+        dead_letters: int = 256,
+        isolated: bool = False,
+        parallel: Parallel = None,
+        initial_state: npt.ArrayLike | None = None,
+        spin_us: float = 50.0,
+    ) -> None:
+        self._lock = threading.RLock()
+        self._state = KernelState.CLOSED  # until everything below succeeded
+        self._pid = os.getpid()
+        self.spec = check_spec(
+            message, reply, state, capacity, rings, workers, blocks, deadline_s, parallel
+        )
+        self.settings = KernelSettings(heartbeat_timeout_s, stall_s, dead_letters, isolated)
+        self.device = default_device() if device is None else Device(device)
+        self._backend = _backend_for(self.device, isolated)
+        self._error: BaseException | None = None
+        self._watch: Any = None
+        self._stalls: StallWatcher | None = None
+        self._on_stall = on_stall
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._backend.close)
+            self._backend.prepare(handler, self.spec)
+            plan = plan_pair(self.spec, dead_letters)
+            self._memory = self._backend.allocate(plan.nbytes * self.spec.rings)
+            undo.callback(self._memory.close)
+            self._pairs = make_pairs(self.spec, dead_letters, self._memory, plan)
+            self._attach(full, spin_us, _weak_check(self))
+            undo.pop_all()
+        self._state = KernelState.NEW
+        _live.add(self)
+        if initial_state is not None:
+            for ring in range(self.spec.rings):
+                self.write_state(initial_state, ring)
+
+    # --- where it stands -------------------------------------------------------------------------
+
+    @property
+    def state(self) -> KernelState:
+        """Where the kernel stands now (not the handler's state: see :meth:`read_state`)."""
+        self._refresh()
+        return self._state
+
+    @property
+    def stalled(self) -> tuple[int, ...]:
+        """The rings that make no progress although messages wait."""
+        watch = self._watch
+        bits = 0 if watch is None else int(watch.stalled())
+        return tuple(ring for ring in range(self.spec.rings) if bits >> min(ring, 62) & 1)
+
+    def control(self, ring: int = 0) -> ControlBlock:
+        """Return the live control block of a ring."""
+        return self._pair(ring).control
+
+    def telemetry(self, ring: int = 0) -> Telemetry:
+        """Return what the kernel counted and timed on a ring, read without disturbing it."""
+        return read_telemetry(self._pair(ring).telemetry)
+
+    def dead_letters(self, ring: int = 0) -> list[tuple[Any, int]]:
+        """Take the messages whose handler returned a status other than 0.
+
+        Returns
+        -------
+        list of (numpy scalar, int)
+            Each message as it was sent, with the status; oldest first. They are not kept.
+        """
+        return self._pair(ring).take_dead_letters()
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def start(self, timeout_s: float = 30.0) -> Self:
+        """Launch, and wait until every ring is served. After an end it goes on where it stopped.
+
+        Raises
+        ------
+        InvalidValueError
+            It is running.
+        TimeoutError
+            It did not come up; the launch is taken back.
+        """
+        with self._lock:
+            self._require_process()
+            self._refresh()
+            self._go(KernelEvent.START)
+            try:
+                self._launch(timeout_s)
+            except BaseException as error:
+                self._abandon_launch(error)
+                raise
+            self._go(KernelEvent.ACTIVATED)
+            self._open_calls()
+        return self
+
+    def pause(self, timeout_s: float = 5.0) -> None:
+        """Stop handling messages, and wait until nothing is in work. Messages may be sent on.
+
+        Raises
+        ------
+        TimeoutError
+            A handler did not return in time; the request stands.
+        """
+        with self._lock:
+            self._require_running()
+            state = next_state(self._state, KernelEvent.PAUSE)
+            for pair in self._pairs:
+                pair.control.should_pause = 1
+            self._wait(lambda: all(p.control.is_paused for p in self._pairs), timeout_s, "pause")
+            self._state = state
+
+    def resume(self) -> None:
+        """Handle messages again."""
+        with self._lock:
+            self._require_running()
+            self._go(KernelEvent.RESUME)
+            for pair in self._pairs:
+                pair.control.should_pause = 0
+
+    def drain(self, timeout_s: float | None = None) -> None:
+        """Let the kernel answer everything that was sent, and end it. Nothing more can be sent.
+
+        Replies stay readable. Where more replies are unread than a ring has slots, another thread
+        must read on, or this one after the TimeoutError; then drain again.
+
+        Raises
+        ------
+        TimeoutError
+            Not everything was answered in time; the kernel goes on draining.
+        KernelFailedError, CorruptedError
+            It ended by itself before.
+        """
+        with self._lock:
+            self._require_process()
+            self._refresh()
+            self._raise_if_failed()
+            self._go(KernelEvent.DRAIN)
+            if self._state is KernelState.TERMINATED:
+                return
+            self._close_calls()
+            for pair in self._pairs:
+                pair.control.should_pause = 0
+                pair.control.should_drain = 1
+            self._wait(self._all_ended, timeout_s, "drain")
+            self._finish()
+            self._raise_if_failed()
+
+    def terminate(self, timeout_s: float = 5.0, *, force: bool = False) -> None:
+        """End the kernel now. Messages that wait are kept for the next start. Idempotent.
+
+        Parameters
+        ----------
+        timeout_s : float
+            How long to wait for handlers in work.
+        force : bool
+            Then end the process that runs them: for ``isolated=True`` alone.
+
+        Raises
+        ------
+        TimeoutError
+            A handler does not return. Only the end of its process can end it.
+        """
+        with self._lock:
+            self._require_process()
+            self._refresh()
+            if not self._state.running:
+                next_state(self._state, KernelEvent.CLOSE)
+                return
+            self._close_calls()
+            self._terminate(timeout_s, force)
+
+    def close(self) -> None:
+        """End the kernel and give everything back. Idempotent.
+
+        Raises
+        ------
+        TimeoutError
+            A handler does not return: its thread, or its kernel, and its memory stay until the end
+            of the process.
+        """
+        with self._lock:
+            if self._state is KernelState.CLOSED or self._pid != os.getpid():
+                self._state = KernelState.CLOSED
+                return
+            self._refresh()
+            try:
+                if self._state.running:
+                    self._close_calls()
+                    self._terminate(5.0, self.settings.isolated)
+            except BaseException:
+                _left_behind.append((self._memory, self._backend, self._pairs))
+                self._end_watch()
+                self._state = KernelState.CLOSED
+                raise
+            self._go(KernelEvent.CLOSE)
+            for pair in self._pairs:
+                pair.close()
+            self._backend.close()
+            self._memory.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- the handler's state ---------------------------------------------------------------------
+
+    def read_state(self, ring: int = 0) -> npt.NDArray[Any]:
+        """Return a copy of the handler's state of a ring, shape ``()``.
+
+        Raises
+        ------
+        InvalidValueError
+            The kernel is handling messages (:meth:`pause` it), or has no state.
+        """
+        with self._lock:
+            self._require_quiet()
+            self._pair(ring)
+            return self._backend.read_state(ring)
+
+    def write_state(self, value: npt.ArrayLike, ring: int = 0) -> None:
+        """Replace the handler's state of a ring; errors as for :meth:`read_state`."""
+        with self._lock:
+            self._require_quiet()
+            self._pair(ring)
+            self._backend.write_state(ring, value)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state of every ring to an ``.npz`` file, by way of a temporary one beside it."""
+        states = np.stack([self.read_state(ring) for ring in range(self.spec.rings)])
+        target = Path(path)
+        part = target.with_name(target.name + ".part")
+        with part.open("wb") as file:
+            np.savez(file, state=states)
+        part.replace(target)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Replace the state of every ring by what :meth:`save` wrote.
+
+        Raises
+        ------
+        InvalidValueError
+            The file holds states of another dtype or number of rings.
+        """
+        with np.load(path, allow_pickle=False) as file:
+            states = file["state"]
+        if states.dtype != self.spec.state or states.shape != (self.spec.rings,):
+            raise InvalidValueError(
+                f"path={os.fspath(path)!r} holds {states.shape} states of {states.dtype}; this "
+                f"kernel has {self.spec.rings} of {self.spec.state}"
+            )
+        for ring, state in enumerate(states):
+            self.write_state(state, ring)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _launch(self, timeout_s: float) -> None:
+        self._error = None
+        beat_ms = 0
+        if self.settings.heartbeat_timeout_s is not None:
+            beat_ms = max(int(self.settings.heartbeat_timeout_s * 1000), 1)
+        for pair in self._pairs:
+            _native.kernel_reset(pair.raw, beat_ms)
+        raw = [pair.raw for pair in self._pairs]
+        self._watch = _native.KernelWatch(raw, self.settings.stall_s)
+        self._stalls = StallWatcher(self, self._watch, self._on_stall)
+        self._backend.start([pair.addresses for pair in self._pairs])
+        self._wait(
+            lambda: all(p.control.active or p.control.has_terminated for p in self._pairs),
+            timeout_s,
+            "start",
+        )
+
+    def _abandon_launch(self, error: BaseException) -> None:
+        for pair in self._pairs:
+            pair.control.should_terminate = 1
+        with contextlib.suppress(Exception):
+            self._backend.join(1.0)
+        self._end_watch()
+        self._error = error
+        if self._state.running:
+            self._go(KernelEvent.FAILED)
+
+    def _terminate(self, timeout_s: float, force: bool) -> None:
+        for pair in self._pairs:
+            pair.control.should_terminate = 1
+        try:
+            self._wait(self._all_ended, timeout_s, "end")
+        except errors.TimeoutError as error:
+            kill = getattr(self._backend, "kill", None)
+            if kill is None:
+                raise errors.TimeoutError(
+                    f"{error}: its handler does not return, and only the end of its process can end "
+                    "it; RingKernel(isolated=True) runs it in a child that terminate(force=True) ends"
+                ) from None
+            if not force:
+                raise errors.TimeoutError(f"{error}; terminate(force=True) ends its process") from None
+            kill()
+        self._finish()
+
+    def _all_ended(self) -> bool:
+        return all(pair.control.has_terminated for pair in self._pairs) or self._backend.ended()
+
+    def _wait(self, done: Callable[[], bool], timeout_s: float | None, what: str) -> None:
+        """Look until `done`, first often, then every millisecond."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        nap = 20e-6
+        while not done():
+            failure = self._backend.failure()
+            if failure is not None and what not in ("end", "drain"):
+                self._refresh()
+                self._raise_if_failed()
+            if self._backend.ended() or failure is not None:
+                break
+            if deadline is not None and time.monotonic() > deadline:
+                left = [ring for ring, pair in enumerate(self._pairs) if pair.control.active]
+                raise errors.TimeoutError(
+                    f"the kernel did not {what} within timeout_s={timeout_s}; rings {left} run, "
+                    f"{self._unread()} replies are unread"
+                )
+            time.sleep(nap)
+            nap = min(nap * 1.5, 1e-3)
+
+    def _refresh(self) -> None:
+        """Notice an end that nobody asked for. Whoever holds the lock does that anyway."""
+        if not self._state.running or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._state.running and self._ended_by_itself():
+                self._close_calls()
+                for pair in self._pairs:
+                    pair.control.should_terminate = 1
+                self._finish()
+        finally:
+            self._lock.release()
+
+    def _ended_by_itself(self) -> bool:
+        if any(pair.control.has_terminated for pair in self._pairs):
+            return self._state is not KernelState.LAUNCHED
+        return self._backend.failure() is not None or (
+            self._state is not KernelState.LAUNCHED and self._backend.ended()
+        )
+
+    def _finish(self) -> None:
+        """After the end of every ring: find out why, and let waiters go."""
+        self._backend.join(1.0)
+        self._end_watch()
+        self._error = self._why()
+        for pair in self._pairs:
+            _native.kernel_close_ends(pair.raw)
+        self._go(KernelEvent.ENDED if self._error is None else KernelEvent.FAILED)
+
+    def _why(self) -> BaseException | None:
+        """What ended the kernel, None if that was asked for."""
+        failure = self._backend.failure()
+        if failure is not None:
+            if isinstance(failure, KernelFailedError):
+                return failure
+            error = KernelFailedError(
+                f"the kernel failed: {type(failure).__name__}: {failure}",
+                "driver" if isinstance(failure, errors.DriverError) else "faulted",
+            )
+            error.__cause__ = failure
+            return error
+        for ring, pair in enumerate(self._pairs):
+            reason = _END_REASONS.get(pair.control.end_reason, "unknown")
+            if reason == "corrupted":
+                return CorruptedError(
+                    f"ring {ring} holds what no correct peer writes; the kernel ended itself"
+                )
+            if reason == "orphaned":
+                return KernelFailedError(
+                    f"ring {ring} ended itself: deadline_s={self.spec.deadline_s} was over, or no "
+                    f"heartbeat came for {self.settings.heartbeat_timeout_s} s",
+                    reason,
+                )
+            if reason == "faulted":
+                return KernelFailedError(f"the handler of ring {ring} failed", reason)
+        return None
+
+    def _end_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.forget()
+        stalls, self._stalls = self._stalls, None
+        if stalls is not None:
+            stalls.join()
+
+    def _check_waiting(self) -> None:
+        """Called every 20 ms of a wait for messages or room: raises if waiting is hopeless."""
+        self._refresh()
+        self._raise_if_failed()
+        if not self._state.running:
+            raise ClosedError(f"the kernel is {self._state.value}; start() it first")
+
+    def _raise_if_failed(self) -> None:
+        if self._state is KernelState.FAILED and self._error is not None:
+            raise self._error
+
+    def _require_process(self) -> None:
+        if self._pid != os.getpid():
+            raise ClosedError("the ring kernel belongs to the parent process; make one of your own")
+
+    def _require_running(self) -> None:
+        self._require_process()
+        self._refresh()
+        self._raise_if_failed()
+
+    def _require_quiet(self) -> None:
+        self._require_process()
+        self._refresh()
+        if self._state is KernelState.CLOSED:
+            raise ClosedError("the ring kernel is closed")
+        if self._state.running and self._state is not KernelState.PAUSED:
+            raise InvalidValueError("the handler is using its state; pause() the kernel first")
+
+    def _go(self, event: KernelEvent) -> None:
+        self._state = next_state(self._state, event)
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", KernelState.CLOSED).running and self._pid == os.getpid():
+            warnings.warn(f"{self!r} was dropped while it ran", ResourceWarning, stacklevel=1)
+            with contextlib.suppress(Exception):
+                self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"RingKernel(message={self.spec.message}, device={self.device.name}, "
+            f"rings={self.spec.rings}, {self._state.value})"
+        )
+
+
+def _weak_check(kernel: RingKernel) -> Callable[[], None]:
+    """Return `_check_waiting` of a kernel that the endpoints do not keep alive."""
+    reference = weakref.ref(kernel)
+
+    def check() -> None:
+        found = reference()
+        if found is not None:
+            found._check_waiting()
+
+    return check
+
+
+def _backend_for(device: Device, isolated: bool) -> Backend:
+    if isolated:
+        from ringmem.ring.isolated import IsolatedBackend
+
+        return IsolatedBackend(device)
+    if device.platform == "cpu":
+        from ringmem.ring.cpu import CpuBackend
+
+        return CpuBackend()
+    from ringmem.ring.cuda import CudaBackend
+
+    return CudaBackend(device)
+
+
+@atexit.register
+def _close_all() -> None:
+    """At the end of the interpreter no kernel may spin on."""
+    for kernel in list(_live):
+        with contextlib.suppress(Exception):
+            kernel.close()

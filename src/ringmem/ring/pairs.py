@@ -1,0 +1,121 @@
+"""Where the parts of each ring pair lie in the memory of a kernel: decided here, made in `Pair`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringmem.native.layouts import ControlBlock, TelemetryBuffer
+from ringmem.ring.backend import KernelSpec, PairAddresses, RingMemory
+from ringmem.ring.endpoints import Consumer, Full, Producer
+from ringmem.ring.ring import Ring
+
+__all__ = ["Pair", "PairPlan", "make_pairs", "plan_pair"]
+
+_ALIGNMENT = 4096  # the parts of a pair never share a page: a backend may place them apart
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """Offsets in bytes from the start of a pair; `nbytes` is the size of the whole."""
+
+    control: int
+    telemetry: int
+    input: int
+    output: int
+    dead_letter: int
+    nbytes: int
+
+
+def plan_pair(spec: KernelSpec, dead_letters: int) -> PairPlan:
+    """Lay out one pair: one page of blocks, then three rings."""
+    at = _ALIGNMENT
+    offsets = []
+    for dtype, capacity in (
+        (spec.message, spec.capacity),
+        (spec.reply, spec.capacity),
+        (spec.message, dead_letters),
+    ):
+        offsets.append(at)
+        nbytes = Ring.nbytes_for(dtype, capacity)
+        at += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return PairPlan(0, 1024, *offsets, nbytes=at)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A part of a kernel's memory, as :class:`Ring` takes it."""
+
+    ptr: int
+    nbytes: int
+    owner: object
+
+
+class Pair:
+    """One ring pair from the host's side: both blocks and the host's ends."""
+
+    def __init__(
+        self, spec: KernelSpec, plan: PairPlan, dead_letters: int, memory: RingMemory, ptr: int
+    ) -> None:
+        def ring(offset: int, end: int, dtype: np.dtype[Any], capacity: int) -> Ring:
+            return Ring(dtype, capacity, memory=_Window(ptr + offset, end - offset, memory))
+
+        self.addresses = PairAddresses(
+            control=ptr + plan.control,
+            telemetry=ptr + plan.telemetry,
+            input=ptr + plan.input,
+            output=ptr + plan.output,
+            dead_letter=ptr + plan.dead_letter,
+        )
+        self.control = ControlBlock.from_address(self.addresses.control, memory)
+        self.telemetry = TelemetryBuffer.from_address(self.addresses.telemetry, memory)
+        self._rings = (
+            ring(plan.input, plan.output, spec.message, spec.capacity),
+            ring(plan.output, plan.dead_letter, spec.reply, spec.capacity),
+            ring(plan.dead_letter, plan.nbytes, spec.message, dead_letters),
+        )
+        self.producer: Producer
+        self.consumer: Consumer
+        self.letters: Consumer
+
+    def attach(self, full: Full, spin_us: float, on_wait: Any) -> None:
+        """Make the host's ends."""
+        self.producer = self._rings[0].producer(full)
+        self.consumer = self._rings[1].consumer()
+        self.letters = self._rings[2].consumer()
+        for end in (self.producer, self.consumer):
+            end.spin_us = spin_us
+            end._native.on_wait = on_wait
+
+    @property
+    def raw(self) -> tuple[int, int, int, int, int]:
+        """The addresses as native code takes them."""
+        a = self.addresses
+        return (a.control, a.telemetry, a.input, a.output, a.dead_letter)
+
+    def take_dead_letters(self) -> list[tuple[npt.NDArray[Any], int]]:
+        """Return the messages whose handler returned a status, with it, and forget them."""
+        count = self.letters._native.poll(self.letters.capacity)[1]
+        messages = np.empty(count, self.letters.message)
+        statuses = np.empty(count, np.int32)
+        if count:
+            self.letters.recv_into(messages, 0, statuses)
+        return [(messages[i], int(statuses[i])) for i in range(count)]
+
+    def close(self) -> None:
+        """Close the host's ends."""
+        for ring in self._rings:
+            ring.close()
+
+
+def make_pairs(
+    spec: KernelSpec, dead_letters: int, memory: RingMemory, plan: PairPlan
+) -> tuple[Pair, ...]:
+    """Format the memory and return its pairs."""
+    return tuple(
+        Pair(spec, plan, dead_letters, memory, memory.ptr + number * plan.nbytes)
+        for number in range(spec.rings)
+    )

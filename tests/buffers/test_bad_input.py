@@ -1,0 +1,268 @@
+"""Every wrong argument has a typed error that names it, its value and what would do."""
+
+import copy
+import gc
+import pickle
+
+import numpy as np
+import pytest
+
+import ringmem
+from ringmem import ClosedError, InvalidDeviceError, InvalidValueError, NotSupportedError
+
+ALL = [ringmem.DeviceBuffer, ringmem.PinnedBuffer, ringmem.UnifiedBuffer, ringmem.empty]
+
+
+@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        (-1, "f4", r"shape\[0\] is -1: give sizes of 0 or more"),
+        ((2, -3), "f4", r"shape\[1\] is -3"),
+        (1 << 63, "u1", r"shape\[0\] is 9223372036854775808: too large"),
+        (-(1 << 70), "u1", "give sizes of 0 or more"),
+        ((1 << 62, 4), "u1", "overflows"),
+        (1 << 61, "f8", "elements of 8 bytes.*overflows"),
+        ((1,) * 65, "u1", "65 dimensions: give at most 64"),
+        ("3", "f4", "shape is '3'"),
+        (2.5, "f4", "shape is 2.5: give an integer"),
+        ((2, "x"), "f4", "give an integer or a tuple"),
+        (None, "f4", "shape is None"),
+        (0, None, "raw memory of 0 bytes"),
+        (3, object, "Python objects"),
+        (3, [("a", "i4"), ("b", "O")], "Python objects"),
+        (3, "S", "no bytes; give the size"),
+        (3, "nonsense", "dtype is 'nonsense'"),
+        (3, 17, "dtype is 17"),
+        (3, np.dtype(("f4", (2,))), "append its shape"),
+    ],
+)
+def test_shapes_and_dtypes(device, make, shape, dtype, message):
+    with pytest.raises(InvalidValueError, match=message):
+        make(shape, dtype, device=device)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_devices(device, make):
+    with pytest.raises(InvalidDeviceError, match="cpu:7"):
+        make(3, "f4", device="cpu:7")
+    with pytest.raises(InvalidDeviceError, match="gpu"):
+        make(3, "f4", device="gpu")
+    with pytest.raises(InvalidValueError, match="device is 3"):
+        make(3, "f4", device=3)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_streams(device, other, make):
+    closed = device.create_stream()
+    closed.close()
+    with pytest.raises(ClosedError, match="closed"):
+        make(3, "f4", device=device, stream=closed)
+    with pytest.raises(InvalidDeviceError, match="cpu:1"):
+        make(3, "f4", device=device, stream=other.create_stream())
+    with pytest.raises(InvalidValueError, match="stream is 'x'"):
+        make(3, "f4", device=device, stream="x")
+    with pytest.raises(ClosedError):
+        make(3, "f4", device=device, stream=0x1234567)
+
+
+@pytest.mark.parametrize("method", ["fill", "copy_from", "copy_to", "to_numpy", "close", "copy"])
+def test_streams_of_operations(device, other, method):
+    buffer = ringmem.empty(3, "f4", device=device)
+    arguments = {"fill": (0,), "copy_from": (np.zeros(3, "f4"),), "copy_to": (np.zeros(3, "f4"),)}
+    closed = device.create_stream()
+    closed.close()
+    for stream, error in ((closed, ClosedError), (other.create_stream(), InvalidDeviceError)):
+        with pytest.raises(error):
+            getattr(buffer, method)(*arguments.get(method, ()), stream=stream)
+    assert not buffer.closed
+
+
+def test_use_after_close(device):
+    for make in ALL:
+        buffer = make(4, "i4", device=device)
+        view = buffer[:2]
+        view.close()
+        buffer.close()
+        for closed in (buffer, view):
+            for use in (
+                lambda b: b.ptr,
+                lambda b: b.fill(0),
+                lambda b: b.copy_from(np.zeros(b.shape, b.dtype)),
+                lambda b: b.copy_to(np.zeros(b.shape, b.dtype)),
+                lambda b: b.to_numpy(),
+                lambda b: b[0],
+                lambda b: b[...],
+                lambda b: b.view("u1"),
+                lambda b: b.reshape(-1, 1),
+                lambda b: b.copy(),
+                lambda b: b.record_stream(None),
+                lambda b: b.capacity,
+                lambda b: b.__enter__(),
+                lambda b: b.__dlpack__(),
+                np.from_dlpack,
+                ringmem.as_buffer,
+                np.asarray,
+                lambda b: b.numpy() if hasattr(b, "numpy") else b.host().__enter__(),
+            ):
+                with pytest.raises(ClosedError, match="is closed"):
+                    use(closed)
+            assert closed.closed
+            closed.close()
+
+
+def test_copies_that_do_not_match(device):
+    buffer = ringmem.zeros((2, 3), "f4", device=device)
+    for source in (np.zeros((3, 2), "f4"), ringmem.zeros((6,), "f4", device=device)):
+        with pytest.raises(InvalidValueError, match="shapes differ"):
+            buffer.copy_from(source)
+        with pytest.raises(InvalidValueError, match="shapes differ"):
+            buffer.copy_to(source)
+    for source in (np.zeros((2, 3), "f8"), ringmem.zeros((2, 3), "i4", device=device)):
+        with pytest.raises(InvalidValueError, match="dtypes differ"):
+            buffer.copy_from(source)
+        with pytest.raises(InvalidValueError, match="dtypes differ"):
+            buffer.copy_to(source)
+    for nonsense in (3, "text", None, object()):
+        with pytest.raises(InvalidValueError, match=r"source is a \w+: give a buffer"):
+            buffer.copy_from(nonsense)
+
+
+def test_overlapping_ranges(device):
+    for make in ALL:
+        buffer = make(10, "i4", device=device)
+        buffer.fill(1)
+        with pytest.raises(InvalidValueError, match="overlap"):
+            buffer[:6].copy_from(buffer[4:])
+        with pytest.raises(InvalidValueError, match="overlap"):
+            buffer.copy_to(buffer)
+        buffer[:5].copy_from(buffer[5:])
+    pinned = ringmem.PinnedBuffer(10, "i4", device=device)
+    with pytest.raises(InvalidValueError, match="overlap"):
+        pinned[:5].copy_from(pinned.numpy()[4:9])
+
+
+def test_read_only_targets(device):
+    array = np.zeros(3, "f4")
+    array.flags.writeable = False
+    buffer = ringmem.zeros(3, "f4", device=device)
+    with pytest.raises(InvalidValueError, match="read-only"):
+        buffer.copy_to(array)
+    borrowed = ringmem.as_buffer(array)
+    assert borrowed.readonly
+    for write in (
+        lambda: borrowed.fill(1),
+        lambda: borrowed.copy_from(buffer),
+        lambda: buffer.copy_to(borrowed),
+        lambda: borrowed[:1].fill(1),
+        lambda: borrowed.copy_from(np.ones(3, "f4")),
+    ):
+        with pytest.raises(InvalidValueError, match="read-only"):
+            write()
+    assert not array.any()
+
+
+def test_indices(device):
+    buffer = ringmem.zeros((3, 4), "f4", device=device)
+    for index in (3, -4, slice(None, None, 2), slice(None, None, -1), (0, 0), "x", 1.0, None, True):
+        with pytest.raises(InvalidValueError, match=r"index|slice"):
+            buffer[index]
+    with pytest.raises(InvalidValueError, match="no axis"):
+        buffer.reshape(12)[0][0]
+
+
+def test_views_that_do_not_fit(device):
+    buffer = ringmem.zeros((3, 3), "u1", device=device)
+    with pytest.raises(InvalidValueError, match="3 bytes of the last axis"):
+        buffer.view("u2")
+    with pytest.raises(InvalidValueError, match="no axis|reshape"):
+        buffer[0][0].view("u2")
+    with pytest.raises(InvalidValueError, match="has 9"):
+        buffer.reshape(2, 5)
+    with pytest.raises(InvalidValueError, match="two extents of -1"):
+        buffer.reshape(-1, -1)
+    with pytest.raises(InvalidValueError, match="-1 beside 0"):
+        buffer.reshape(-1, 0)
+    with pytest.raises(InvalidValueError, match="Python objects"):
+        buffer.view(object)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("u1", 256), ("u1", -1), ("i4", 1.5), ("i4", np.int64(1 << 40)), ("f4", "x"), ("i4", None)],
+)
+def test_fill_values_that_do_not_fit(device, dtype, value):
+    with pytest.raises(InvalidValueError, match="value is"):
+        ringmem.zeros(3, dtype, device=device).fill(value)
+
+
+def test_memory_that_the_host_cannot_read(gpu_like):
+    buffer = ringmem.full(3, 2.0, device=gpu_like)
+    for read in (np.asarray, ringmem.DeviceBuffer.numpy, np.from_dlpack):
+        with pytest.raises(NotSupportedError, match="to_numpy"):
+            read(buffer)
+    with pytest.raises((NotSupportedError, BufferError), match="to_numpy"):
+        memoryview(buffer)
+    assert buffer.to_numpy().tolist() == [2.0] * 3
+
+
+def test_closing_under_views(device):
+    for make in ALL:
+        buffer = make(4, "i4", device=device)
+        buffer.fill(3)
+        exports = {
+            "view": lambda b=buffer: b[:2],
+            "view of a view": lambda b=buffer: b[:2][:1],
+            "array": lambda b=buffer: (
+                b.host().__enter__() if isinstance(b, ringmem.UnifiedBuffer) else b.numpy()[1:]
+            ),
+        }
+        if make is not ringmem.UnifiedBuffer:
+            exports["memoryview"] = lambda b=buffer: memoryview(b)
+            exports["capsule"] = lambda b=buffer: b.__dlpack__()
+            exports["from_dlpack"] = lambda b=buffer: np.from_dlpack(b)
+        for name, export in exports.items():
+            live = export()
+            with pytest.raises(InvalidValueError, match="live view"):
+                buffer.close()
+            assert not buffer.closed, name
+            assert buffer.to_numpy().tolist() == [3] * 4
+            del live
+            gc.collect()
+        buffer.close()
+
+
+def test_an_exception_in_a_with_block_is_not_hidden_by_closing(device):
+    with pytest.raises(KeyError), ringmem.zeros(3, "f4", device=device) as buffer:  # noqa: PT012
+        view = buffer[:1]
+        raise KeyError
+    assert not buffer.closed
+    view.close()
+    buffer.close()
+
+
+def test_closing_with_live_views_at_the_end_of_a_with_block(device):
+    with pytest.raises(InvalidValueError, match="live view"):
+        with ringmem.zeros(3, "f4", device=device) as buffer:
+            view = buffer[:1]
+    assert view.to_numpy().tolist() == [0.0]
+
+
+def test_pickling_is_refused_with_a_remedy(device):
+    buffer = ringmem.zeros(3, "f4", device=device)
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(NotSupportedError, match="to_numpy"):
+            attempt(buffer)
+
+
+def test_out_of_memory_says_what_was_asked(device):
+    with pytest.raises(ringmem.OutOfMemoryError, match=str(1 << 40)) as caught:
+        ringmem.empty(1 << 40, device=device)
+    assert isinstance(caught.value, MemoryError)
+    with pytest.raises(ringmem.OutOfMemoryError):
+        ringmem.UnifiedBuffer(1 << 40, device=device)
+
+
+def test_no_driver():
+    with pytest.raises(ringmem.NotInitializedError):
+        ringmem.empty(3, device="cuda:0")

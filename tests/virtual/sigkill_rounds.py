@@ -1,0 +1,144 @@
+"""Kill the owner or the user of shared memory at random moments: `python sigkill_rounds.py 200`.
+
+This process has used no driver, so what it forks is as good as new. Every round it forks an owner,
+which shares, grows and shrinks, and a user, which attaches over and over; one of them gets SIGKILL.
+The other must have a valid view or a clear error, and nothing may be left.
+"""
+
+import contextlib
+import os
+import pickle
+import random
+import signal
+import sys
+import time
+
+import numpy as np
+
+from ringmem import ClosedError
+from ringmem.virtual import GrowableBuffer, attach, set_recycle_limit
+
+NBYTES = 6 << 20
+LIMIT_S = 20.0
+
+
+def pattern(nbytes):
+    return (np.arange(nbytes) % 251).astype(np.uint8)
+
+
+def open_descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def own(tickets, stop):
+    """Share for ever, until `stop` is readable."""
+    set_recycle_limit(0)  # so that descriptors can be counted
+    buffer = GrowableBuffer(64 << 20, "uint8", DEVICE, shape=NBYTES, max_handle_nbytes=2 << 20)
+    buffer.view().copy_from(pattern(NBYTES))
+    buffer.device.synchronize()
+    ticket = buffer.share(uses=1_000_000)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(tickets, "wb") as pipe:
+        pickle.dump(ticket, pipe)
+    os.set_blocking(stop, False)
+    random.seed(os.getpid())
+    few = open_descriptors()
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        buffer.resize(NBYTES + random.randrange(0, 32 << 20))
+        try:
+            if os.read(stop, 1) == b"":
+                break
+        except BlockingIOError:
+            continue
+    buffer.resize(NBYTES)
+    buffer.settle()
+    time.sleep(0.005)
+    assert np.array_equal(buffer.view().to_numpy(), pattern(NBYTES))
+    # A connection that died in the middle may be closed a moment later; handles come and go.
+    assert open_descriptors() <= few + 8, (open_descriptors(), few)
+    buffer.close()
+
+
+def use(tickets):
+    """Attach until the owner is gone; what is attached then must still be right."""
+    with os.fdopen(tickets, "rb") as pipe:
+        try:
+            ticket = pickle.load(pipe)
+        except EOFError:
+            return  # the owner was killed before it had a ticket
+    expected = pattern(NBYTES)
+    deadline = time.monotonic() + LIMIT_S
+    kept = None
+    few = None
+    while time.monotonic() < deadline:
+        try:
+            shared = attach(ticket, DEVICE)
+        except ClosedError:
+            break
+        assert np.array_equal(shared.view().to_numpy(), expected)
+        if kept is not None:
+            kept.close()
+        kept = shared
+        few = few or open_descriptors()
+        assert open_descriptors() <= few + 8
+    else:
+        raise AssertionError("the owner never went")
+    if kept is not None:
+        assert np.array_equal(kept.view().to_numpy(), expected)
+        kept.close()
+
+
+def spawn(work, *arguments, close):
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        for descriptor in close:
+            os.close(descriptor)
+        work(*arguments)
+        code = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def play(number):
+    ticket_read, ticket_write = os.pipe()
+    stop_read, stop_write = os.pipe()
+    owner = spawn(own, ticket_write, stop_read, close=(ticket_read, stop_write))
+    user = spawn(use, ticket_read, close=(ticket_write, stop_read, stop_write))
+    for descriptor in (ticket_read, ticket_write, stop_read):
+        os.close(descriptor)
+    time.sleep(random.uniform(0, 0.08))
+    kill_owner = number % 2 == 0
+    os.kill(owner if kill_owner else user, signal.SIGKILL)
+    os.close(stop_write)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in (owner, user)]
+    survivor = statuses[1] if kill_owner else statuses[0]
+    victim = statuses[0] if kill_owner else statuses[1]
+    assert survivor == 0, f"round {number}: the survivor ended with {survivor}"
+    assert victim in (0, -signal.SIGKILL), f"round {number}: the victim ended with {victim}"
+    with open("/proc/net/unix") as file:
+        listeners = file.read()
+    for pid in (owner, user):
+        assert f"@ringmem-{pid}-" not in listeners, f"round {number}: a socket of {pid} is left"
+
+
+def main(rounds):
+    random.seed(1)
+    few = open_descriptors()
+    for number in range(rounds):
+        play(number)
+    assert open_descriptors() == few
+    print(f"{rounds} rounds")
+
+
+DEVICE = sys.argv[2] if len(sys.argv) > 2 else "cpu"
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

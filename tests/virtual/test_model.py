@@ -1,0 +1,177 @@
+"""Random operations against plain NumPy models; the content is compared after every step."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+import ringmem
+from ringmem import InvalidValueError
+from ringmem.native import _native
+from ringmem.virtual import GrowableBuffer, SparseBuffer
+
+PAGE = 4096
+MOST = 48  # pages
+STEP = 1024  # bytes; sizes need not be whole pages
+
+
+class GrowableModel(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        driver = _native.HostDriver(f"granularity={PAGE},capacity=1MiB")
+        self.device = ringmem.devices_of(driver)[0]
+        self.buffer = GrowableBuffer(
+            MOST * PAGE, device=self.device, max_handle_nbytes=4 * PAGE, shareable=False
+        )
+        self.ptr = self.buffer.ptr
+        self.model = np.empty(0, np.uint8)
+        self.value = 0
+        self.views = []
+
+    @rule(size=st.integers(0, MOST * PAGE // STEP))
+    def resize(self, size):
+        nbytes = size * STEP
+        pinned = max((len(model) for _, model in self.views), default=0)
+        if nbytes < pinned:
+            with pytest.raises(InvalidValueError):
+                self.buffer.resize(nbytes)
+            return
+        old = len(self.model)
+        self.buffer.resize(nbytes)
+        self.model = self.model[:nbytes].copy()
+        if nbytes > old:  # new bytes are undefined: define them
+            self.value = (self.value + 1) % 256
+            self.buffer.view()[old:].fill(self.value)
+            new = np.full(nbytes - old, self.value, np.uint8)
+            self.model = np.concatenate([self.model, new])
+
+    @rule(pages=st.integers(0, MOST))
+    def reserve_ahead(self, pages):
+        self.buffer.reserve_ahead(pages * PAGE)
+
+    @rule()
+    def settle(self):
+        self.buffer.settle()
+
+    @precondition(lambda self: len(self.model) > 0)
+    @rule(data=st.data())
+    def write(self, data):
+        start = data.draw(st.integers(0, len(self.model) - 1))
+        stop = data.draw(st.integers(start + 1, len(self.model)))
+        self.value = (self.value + 1) % 256
+        self.buffer.view()[start:stop].fill(self.value)
+        self.model[start:stop] = self.value
+
+    @rule()
+    def take_view(self):
+        if len(self.views) < 3:
+            self.views.append((self.buffer.view(), self.model))
+
+    @precondition(lambda self: self.views)
+    @rule()
+    def drop_view(self):
+        self.views.pop()
+
+    @invariant()
+    def holds_what_the_model_holds(self):
+        assert self.buffer.ptr == self.ptr
+        assert self.buffer.nbytes == len(self.model)
+        assert self.buffer.nbytes <= self.buffer.committed <= self.buffer.reserved
+        assert np.array_equal(self.buffer.view().to_numpy(), self.model)
+        for view, model in self.views:
+            assert view.to_numpy().shape == model.shape
+
+    def teardown(self):
+        self.views.clear()
+        self.buffer.close()
+        self.device.synchronize()
+        assert self.device.memory_info().free == self.device.memory_info().total
+
+
+class SparseModel(RuleBasedStateMachine):
+    read_zero = False
+
+    def __init__(self):
+        super().__init__()
+        driver = _native.HostDriver(f"granularity={PAGE},capacity=1MiB")
+        self.device = ringmem.devices_of(driver)[0]
+        self.buffer = SparseBuffer(
+            MOST * PAGE, device=self.device, read_zero=self.read_zero, cache_nbytes=4 * PAGE
+        )
+        self.model = {}
+        self.value = 0
+
+    @rule(pages=st.sets(st.integers(0, MOST - 1), min_size=1, max_size=10))
+    def map(self, pages):
+        if pages & self.model.keys():
+            with pytest.raises(InvalidValueError):
+                self.buffer.map(pages)
+            return
+        self.buffer.map(pages)
+        for page in pages:
+            self.value = self.value % 255 + 1
+            self.rows(page).fill(self.value)
+            self.model[page] = self.value
+
+    @rule(pages=st.sets(st.integers(0, MOST - 1), min_size=1, max_size=10))
+    def unmap(self, pages):
+        if pages - self.model.keys():
+            with pytest.raises(InvalidValueError):
+                self.buffer.unmap(pages)
+            return
+        self.buffer.unmap(pages)
+        for page in pages:
+            del self.model[page]
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def unmap_mapped(self, data):
+        self.unmap(data.draw(st.sets(st.sampled_from(sorted(self.model)), min_size=1)))
+
+    @rule()
+    def settle(self):
+        self.buffer.settle()
+
+    def rows(self, page):
+        return self.buffer.view(page * PAGE, (page + 1) * PAGE)
+
+    @invariant()
+    def holds_what_the_model_holds(self):
+        assert {page for run in self.buffer.mapped for page in run} == self.model.keys()
+        for page, value in self.model.items():
+            assert np.all(self.rows(page).to_numpy() == value)
+
+    @invariant()
+    def reads_zero_elsewhere(self):
+        if not self.read_zero:
+            return
+        self.buffer.settle()
+        target = np.empty(MOST * PAGE, np.uint8)
+        self.device.driver.copy_async(0, target.ctypes.data, self.buffer.ptr, target.nbytes, 0)
+        self.device.synchronize()
+        expected = [self.model.get(page, 0) for page in range(MOST)]
+        assert target[::PAGE].tolist() == expected
+
+    def teardown(self):
+        self.buffer.close()
+        self.device.synchronize()
+        assert self.device.memory_info().free == self.device.memory_info().total
+
+
+class GuardedSparseModel(SparseModel):
+    read_zero = True
+
+
+_few = settings(
+    max_examples=15,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestGrowableModel = GrowableModel.TestCase
+TestGrowableModel.settings = _few
+TestSparseModel = SparseModel.TestCase
+TestSparseModel.settings = _few
+TestGuardedSparseModel = GuardedSparseModel.TestCase
+TestGuardedSparseModel.settings = _few
