@@ -69,7 +69,6 @@ void init_pool(NativePool* self, DeviceRef device, std::optional<std::size_t> li
   options.release_threshold = release_threshold.value_or(unlimited);
   options.tight = tight;
   options.policy = policy_of(policy);
-  options.debug = debug;
   options.shareable = shareable;
   options.rdma = rdma;
   for (const int peer : peers) {
@@ -82,8 +81,14 @@ void init_pool(NativePool* self, DeviceRef device, std::optional<std::size_t> li
     pools().push_back(pool);
   }
   new (self) NativePool;
+  self->pool = pool;
+  self->allocator = pool;
+  if (debug) {
+    self->debug = reaped(new DebugAllocator(*pool), device->driver, "closing a pool's checks",
+                         pool);
+    self->allocator = self->debug;
+  }
   self->device = std::move(device);
-  self->pool = std::move(pool);
 }
 
 // --- callbacks -----------------------------------------------------------------------------------
@@ -177,20 +182,35 @@ Block allocate_aligned(Allocator& allocator, std::size_t nbytes, StreamHandle st
   return static_cast<Pool&>(allocator).allocate(nbytes, stream, alignment);
 }
 
+// Debug mode reports with the place of the Python code that runs.
+bool tell_place(const NativePool& native) noexcept {
+  if (!native.debug) [[likely]] return true;
+  try {
+    const nb::object place = place_of_call();
+    DebugAllocator::set_place(place.is_valid() ? std::string(nb::str(place[0]).c_str()) + ":" +
+                                                     nb::str(place[1]).c_str()
+                                               : std::string());
+    return true;
+  } catch (...) {
+    set_python_error();
+    return false;
+  }
+}
+
 PyObject* allocate(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                    PyObject* kwnames) noexcept {
   NativePool* native = ready<NativePool>(self);
-  if (!native) [[unlikely]] return nullptr;
-  const AllocationSource source{self, native->pool.get(), native->device.get(), false,
-                                &allocate_aligned};
+  if (!native || !tell_place(*native)) [[unlikely]] return nullptr;
+  const AllocationSource source{self, native->allocator.get(), native->device.get(), false,
+                                native->debug ? nullptr : &allocate_aligned};
   return allocate_fast(source, args, nargs, kwnames);
 }
 
 PyObject* empty(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                 PyObject* kwnames) noexcept {
   NativePool* native = ready<NativePool>(self);
-  if (!native) [[unlikely]] return nullptr;
-  return empty_fast(MemoryKind::device, native->pool, native->device, args, nargs, kwnames);
+  if (!native || !tell_place(*native)) [[unlikely]] return nullptr;
+  return empty_fast(MemoryKind::device, native->allocator, native->device, args, nargs, kwnames);
 }
 
 PyMethodDef allocate_method = {
@@ -214,9 +234,10 @@ PyMethodDef empty_method = {
 DevicePtr allocate_ptr(NativePool& self, std::size_t nbytes, nb::handle stream) {
   const StreamHandle handle = stream_of(stream, *self.device);
   Block block;
-  if (!self.pool->try_allocate(nbytes, handle, &block)) {
+  if (!tell_place(self)) throw nb::python_error();
+  if (!self.allocator->try_allocate(nbytes, handle, &block)) {
     nb::gil_scoped_release release;
-    block = self.pool->allocate(nbytes, handle);
+    block = self.allocator->allocate(nbytes, handle);
   }
   return block.ptr;
 }
@@ -230,8 +251,8 @@ std::string at(DevicePtr ptr) {
 void deallocate_ptr(NativePool& self, DevicePtr ptr, std::optional<std::size_t> nbytes,
                     nb::handle stream) {
   const StreamHandle handle = stream_of(stream, *self.device);
-  Block block;
-  if (!self.pool->find(ptr, &block)) {
+  Block block{ptr, nbytes.value_or(0), nullptr};
+  if (!self.debug && !self.pool->find(ptr, &block)) {
     raise_error("DoubleFreeError", "ptr is " + at(ptr) + ": no live block of the pool on " +
                                        self.device->name + " starts there; it was freed already, "
                                        "or never allocated here");
@@ -240,9 +261,10 @@ void deallocate_ptr(NativePool& self, DevicePtr ptr, std::optional<std::size_t> 
     throw InvalidValue("nbytes is " + std::to_string(*nbytes) + ": the block at " + at(ptr) +
                        " has " + std::to_string(block.nbytes));
   }
-  const Status status = self.pool->deallocate(block, handle);
+  const Status status = self.allocator->deallocate(block, handle);
   if (status == Status::illegal_state) {
-    raise_error("DoubleFreeError", "ptr is " + at(ptr) + ": the block there was freed already");
+    raise_error("DoubleFreeError", "ptr is " + at(ptr) + ": no live block of the pool starts there; it was freed "
+                                       "already, or never allocated here");
   }
   check(status, "cuMemFreeAsync");
 }
@@ -250,7 +272,8 @@ void deallocate_ptr(NativePool& self, DevicePtr ptr, std::optional<std::size_t> 
 // --- the rest ------------------------------------------------------------------------------------
 
 nb::object none_if_unlimited(std::size_t nbytes) {
-  return nbytes == unlimited ? nb::none() : nb::int_(nbytes);
+  if (nbytes == unlimited) return nb::none();
+  return nb::int_(nbytes);
 }
 
 template <class Call>
@@ -267,12 +290,39 @@ nb::list live_blocks(NativePool& self, std::size_t most) {
   return blocks;
 }
 
+const char* name_of(DebugReport::Kind kind) noexcept {
+  switch (kind) {
+    case DebugReport::Kind::underrun:
+      return "underrun";
+    case DebugReport::Kind::overrun:
+      return "overrun";
+    case DebugReport::Kind::double_free:
+      return "double_free";
+    case DebugReport::Kind::foreign:
+      return "foreign";
+    case DebugReport::Kind::unordered_use:
+      return "unordered_use";
+    default:
+      return "unordered_free";
+  }
+}
+
+nb::list take_reports(NativePool& self) {
+  nb::list reports;
+  if (!self.debug) return reports;
+  for (const DebugReport& found : self.debug->take_reports()) {
+    reports.append(nb::make_tuple(name_of(found.kind), found.ptr, found.nbytes,
+                                  found.allocated_at, found.message));
+  }
+  return reports;
+}
+
 nb::dict options_of(NativePool& self) {
   const PoolOptions& options = self.pool->options();
   nb::dict d;
   d["tight"] = options.tight;
   d["policy"] = name_of(options.policy);
-  d["debug"] = options.debug;
+  d["debug"] = self.debug != nullptr;
   d["shareable"] = options.shareable;
   d["rdma"] = options.rdma;
   return d;
@@ -331,6 +381,7 @@ PyObject* empty_fast(MemoryKind kind, const std::shared_ptr<Allocator>& allocato
 void bind_pool_class(nb::module_& m) {
   stream_closing = &tell_pools;
   nb::class_<Pool, Allocator>(m, "PoolAllocator", "A pool, as the allocator that buffers hold.");
+  nb::class_<DebugAllocator, Allocator>(m, "DebugAllocator", "A pool in debug mode.");
   nb::class_<NativePool> cls(m, "PoolBase", nb::is_weak_referenceable(), nb::dynamic_attr(),
                              "A pool of device memory; base of ringmem.pool.Pool.");
   cls.def("__init__", &init_pool, nb::arg("device"), nb::arg("limit").none(),
@@ -338,8 +389,12 @@ void bind_pool_class(nb::module_& m) {
           nb::arg("debug"), nb::arg("shareable"), nb::arg("rdma"), nb::arg("peers"))
       .def_ro("device", &NativePool::device, "DeviceBase: where the memory is.")
       .def_prop_ro("native_allocator", [](NativePool& self) -> std::shared_ptr<Allocator> {
-        return self.pool;
+        return self.allocator;
       }, "Allocator: what buffers hold.")
+      .def("native_reports", &take_reports,
+           nb::sig("def native_reports(self) -> list[tuple[str, int, int, str, str]]"),
+           "(kind, ptr, nbytes, allocated_at, message) of what debug mode found since the last "
+           "call.")
       .def("connect_callbacks", [](nb::handle_t<NativePool> self) { connect_callbacks(self); },
            "From now on `_ask(requested, statistics)` is called when memory is out.")
       .def("allocate_ptr", &allocate_ptr, nb::arg("nbytes"), nb::arg("stream").none() = nb::none())

@@ -6,6 +6,7 @@
 
 #include "bind/allocation.hpp"
 #include "bind/buffer.hpp"
+#include "pool/debug.hpp"
 #include "pool/pool.hpp"
 
 namespace ringmem::bind {
@@ -15,6 +16,8 @@ namespace ringmem::bind {
 struct NativePool {
   DeviceRef device;
   std::shared_ptr<Pool> pool;
+  std::shared_ptr<DebugAllocator> debug;  // only in debug mode
+  std::shared_ptr<Allocator> allocator;   // what buffers hold: the one or the other
   std::vector<int> callbacks;
 
   NativePool() = default;
@@ -36,10 +39,11 @@ T* ready(PyObject* self) noexcept {
   return nullptr;
 }
 
-// A handle that `check`s the deleter's thread: pools may wait for device work when they go, so
-// whoever drops the last reference hands that to the reaper.
+// Pools may wait for device work when they go, so whoever drops the last reference to an open one
+// hands that to the reaper. `parent` is let go of after it.
 template <class T>
-std::shared_ptr<T> reaped(T* allocator, DriverRef driver, const char* what);
+std::shared_ptr<T> reaped(T* allocator, DriverRef driver, const char* what,
+                          std::shared_ptr<Pool> parent = nullptr);
 
 void bind_pool_class(nb::module_& m);
 void bind_host_pools(nb::module_& m);
@@ -54,17 +58,21 @@ void bind_pool_bench(nb::module_& m);
 namespace ringmem::bind {
 
 template <class T>
-std::shared_ptr<T> reaped(T* allocator, DriverRef driver, const char* what) {
-  return std::shared_ptr<T>(allocator, [driver = std::move(driver), what](T* last) {
-    if (last->closed()) {
-      delete last;
-      return;
+std::shared_ptr<T> reaped(T* allocator, DriverRef driver, const char* what,
+                          std::shared_ptr<Pool> parent) {
+  return std::shared_ptr<T>(allocator, [driver = std::move(driver), what,
+                                        parent = std::move(parent)](T* last) {
+    if constexpr (requires { last->closed(); }) {
+      if (last->closed()) {
+        delete last;
+        return;
+      }
     }
     try {
       ReaperJob job;
       job.driver = driver;
       job.what = what;
-      job.run = [last] {
+      job.run = [last, parent] {
         delete last;
         return Status::success;
       };

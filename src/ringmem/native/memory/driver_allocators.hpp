@@ -40,6 +40,8 @@ class EventCache {
 class StreamOrderedAllocator final : public Allocator {
  public:
   StreamOrderedAllocator(DriverRef driver, int device);
+  // On a pool that somebody else destroys.
+  StreamOrderedAllocator(DriverRef driver, int device, PoolHandle pool);
   ~StreamOrderedAllocator() override;
 
   Block allocate(std::size_t nbytes, StreamHandle stream) override;
@@ -56,6 +58,7 @@ class StreamOrderedAllocator final : public Allocator {
   DriverRef driver_;
   int device_;
   std::atomic<PoolHandle> pool_{0};
+  const bool owned_ = true;
   EventCache events_;
 };
 
