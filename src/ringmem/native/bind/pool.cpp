@@ -187,9 +187,12 @@ bool tell_place(const NativePool& native) noexcept {
   if (!native.debug) [[likely]] return true;
   try {
     const nb::object place = place_of_call();
-    DebugAllocator::set_place(place.is_valid() ? std::string(nb::str(place[0]).c_str()) + ":" +
-                                                     nb::str(place[1]).c_str()
-                                               : std::string());
+    std::string text;
+    if (place.is_valid()) {
+      const auto [file, line] = nb::cast<std::pair<std::string, int>>(place);
+      text = file + ":" + std::to_string(line);
+    }
+    DebugAllocator::set_place(std::move(text));
     return true;
   } catch (...) {
     set_python_error();
