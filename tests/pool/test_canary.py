@@ -18,7 +18,7 @@ AHEAD = 100
 
 
 class Pacer:
-    """Keeps the device one or two chunks of work behind the host: streams wait for a word that lags.
+    """Keeps the device one or two chunks behind the host: streams wait for a word that lags.
 
     A host that waits for the device itself would wait for ever; then the word moves on.
     """

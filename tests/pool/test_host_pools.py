@@ -1,5 +1,6 @@
-"""Pools of memory that the host uses: no reuse before a stream's work is done, arenas by the reaper."""
+"""Pools of memory that the host uses: no reuse before a stream's work is done."""
 
+import itertools
 import random
 import threading
 
@@ -73,7 +74,7 @@ def test_blocks_never_overlap_and_join_again(device, make):
         else:
             live.append(pool.allocate(int(2 ** rng.uniform(0, 17))))
     spans = sorted((b.ptr, b.ptr + b.nbytes) for b in live)
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
     s = pool.statistics()
     assert (s.live, s.requested) == (len(live), sum(b.nbytes for b in live))
     del live

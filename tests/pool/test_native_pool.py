@@ -1,4 +1,4 @@
-"""The driver's own pools: properties, figures, peers, other processes, and an end without leftovers."""
+"""The driver's own pools: properties, figures, peers, other processes, a clean end."""
 
 import os
 

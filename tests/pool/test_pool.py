@@ -1,6 +1,7 @@
 """What a Pool promises: memory in stream order, limits, callbacks, figures, and an end."""
 
 import gc
+import itertools
 import weakref
 
 import numpy as np
@@ -12,7 +13,7 @@ from ringmem import Pool
 MIB = 1 << 20
 
 
-# --- allocation -------------------------------------------------------------------------------------
+# --- allocation -----------------------------------------------------------------------------------
 
 
 def test_a_dropped_allocation_is_reused_at_once_on_its_stream(device):
@@ -28,7 +29,7 @@ def test_blocks_that_live_do_not_overlap_and_are_aligned(device):
     pool = Pool(device)
     blocks = [pool.allocate(n) for n in (1, 255, 256, 257, 4096, 33000, MIB - 1, 3 * MIB)]
     spans = sorted((block.ptr, block.ptr + block.nbytes) for block in blocks)
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
     assert all(start % 256 == 0 for start, _ in spans)
 
 
@@ -112,7 +113,7 @@ def test_freeing_on_another_stream_orders_the_first_one_before_reuse(device):
     block.close()
 
 
-# --- addresses --------------------------------------------------------------------------------------
+# --- addresses ------------------------------------------------------------------------------------
 
 
 def test_a_double_free_is_caught(device):
@@ -150,7 +151,7 @@ def test_closing_twice_frees_once(device):
         block.ptr  # noqa: B018
 
 
-# --- limits -----------------------------------------------------------------------------------------
+# --- limits ---------------------------------------------------------------------------------------
 
 
 def test_a_limit_is_kept_and_named_in_the_error(device):
@@ -233,7 +234,7 @@ def test_reserve_makes_the_next_allocation_free_of_driver_calls(device):
         pool.reserve(0)
 
 
-# --- callbacks --------------------------------------------------------------------------------------
+# --- callbacks ------------------------------------------------------------------------------------
 
 
 def test_a_callback_that_frees_saves_the_allocation(device):
@@ -290,15 +291,17 @@ def test_an_allocation_from_a_callback_calls_no_callbacks(device):
 
 
 def test_a_callback_that_knows_its_pool_is_no_leak(device):
-    pool = Pool(device)
-    pool.add_out_of_memory_callback(lambda requested, statistics: pool.closed)
-    gone = weakref.ref(pool)
-    del pool
+    def make():
+        pool = Pool(device)
+        pool.add_out_of_memory_callback(lambda requested, statistics: pool.closed)
+        return weakref.ref(pool)
+
+    gone = make()
     gc.collect()
     assert gone() is None
 
 
-# --- figures ----------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def test_statistics_count_what_was_done(device):
@@ -332,7 +335,7 @@ def test_a_region_sees_its_own_totals_and_peaks(device):
     assert pool.statistics().peak_requested == hold.nbytes
 
 
-# --- the end ----------------------------------------------------------------------------------------
+# --- the end --------------------------------------------------------------------------------------
 
 
 def test_close_names_what_lives_and_refuses(device):
@@ -407,7 +410,7 @@ def test_debug_mode_is_an_environment_variable(device, monkeypatch):
     assert not Pool(device).options["debug"]
 
 
-# --- policies ---------------------------------------------------------------------------------------
+# --- policies -------------------------------------------------------------------------------------
 
 
 def test_power_of_two_buckets_serve_their_own_size_only(device):

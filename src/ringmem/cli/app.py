@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from ringmem.cli.bench import bench
 from ringmem.native.errors import (
     InvalidDeviceError,
     InvalidValueError,
@@ -35,6 +36,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+app.add_typer(bench, name="bench")
 
 
 @contextlib.contextmanager
@@ -204,8 +208,8 @@ def replay(
     Without TRACE the shipped one is played. Exits with 1 if memory ran out.
     """
     with errors_in_one_line():
-        from ringmem.cli import replay_report
         from ringmem.cli import replay as work
+        from ringmem.cli import replay_report
         from ringmem.cli.progress import LateProgress
         from ringmem.device.sizes import parse_nbytes
 

@@ -74,7 +74,7 @@ class ReplaySettings:
         return self.trace.streams if self.streams is None else self.streams
 
 
-# --- one replay -------------------------------------------------------------------------------------
+# --- one replay -----------------------------------------------------------------------------------
 
 
 def run_replay(
@@ -194,9 +194,7 @@ def _device_for(settings: ReplaySettings) -> Iterator[Device]:
         yield device
 
 
-def _watched(
-    replay: Any, run: Callable[[], Result], progress: Callable[[int], object]
-) -> Result:
+def _watched(replay: Any, run: Callable[[], Result], progress: Callable[[int], object]) -> Result:
     """Run in a thread, so that Ctrl-C and the progress bar work meanwhile."""
     outcome: list[Result] = []
     failure: list[BaseException] = []
@@ -204,7 +202,7 @@ def _watched(
     def work() -> None:
         try:
             outcome.append(run())
-        except BaseException as error:  # noqa: BLE001 - raised again by who waits
+        except BaseException as error:
             failure.append(error)
 
     thread = threading.Thread(target=work, name="ringmem-replay", daemon=True)
@@ -222,7 +220,7 @@ def _watched(
     return outcome[0]
 
 
-# --- other libraries' allocators --------------------------------------------------------------------
+# --- other libraries' allocators ------------------------------------------------------------------
 
 
 def _run_foreign(settings: ReplaySettings, progress: Progress, series: bool) -> Result:
@@ -347,7 +345,7 @@ class _Loop:
                 reserved.append(held())
 
 
-# --- the smallest capacity --------------------------------------------------------------------------
+# --- the smallest capacity ------------------------------------------------------------------------
 
 
 def find_capacity(settings: ReplaySettings, progress: Progress = lambda *_: None) -> Result:

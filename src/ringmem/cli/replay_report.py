@@ -26,7 +26,9 @@ def show(result: Result) -> None:
         style="bold",
     )
     if result["error"]:
-        console.print(f"stopped at event {result['failed_event']:,}: {result['error']}", style="red")
+        console.print(
+            f"stopped at event {result['failed_event']:,}: {result['error']}", style="red"
+        )
     table = Table(box=None, padding=(0, 2), show_header=False)
     table.add_row("peak live", format_nbytes(result["peak_live_bytes"]))
     if result["peak_reserved_bytes"] is not None:
@@ -81,4 +83,6 @@ def plot(result: Result, trace: Trace, file: Path) -> None:
     try:
         figure.savefig(file)
     except (OSError, ValueError) as error:
-        raise InvalidValueError(f"plot is {str(file)!r}, which cannot be written: {error}") from None
+        raise InvalidValueError(
+            f"plot is {str(file)!r}, which cannot be written: {error}"
+        ) from None

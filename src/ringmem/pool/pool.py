@@ -218,7 +218,7 @@ class Pool(_native.PoolBase):
         for callback in tuple(self._callbacks):
             try:
                 again |= bool(callback(requested, PoolStatistics(**figures)))
-            except BaseException as error:  # noqa: BLE001 - it travels as the cause
+            except BaseException as error:
                 failure = failure or error
         return again, failure
 
