@@ -14,7 +14,7 @@ __all__ = ["DriverPoolStatistics", "NativePool"]
 
 _KEEP_ALL = (1 << 64) - 1
 Access = Literal["none", "read", "readwrite"]
-_ACCESS: dict[str, Any] = {
+_ACCESS: dict[Access, Any] = {
     "none": _native.Access.none,
     "read": _native.Access.read,
     "readwrite": _native.Access.readwrite,
@@ -213,7 +213,7 @@ class NativePool(_native.DriverPoolBase):
         given = self.device.driver.pool_get_access(
             self.device.ordinal, self.handle, self._location(peer)
         )
-        return next(name for name, value in _ACCESS.items() if value == given)  # type: ignore[return-value]
+        return next(name for name, value in _ACCESS.items() if value == given)
 
     def _location(self, peer: Device | str) -> Any:
         other = Device(peer)

@@ -98,7 +98,7 @@ class PoolStatistics:
     remapped: int
     growth_ns: int
     remap_ns: int
-    _pool: Pool | None = field(default=None, repr=False, compare=False)
+    _pool: Any = field(default=None, repr=False, compare=False)  # a Pool; what with() needs
 
     @property
     def internal_fragmentation(self) -> float:

@@ -274,9 +274,9 @@ void deallocate_ptr(NativePool& self, DevicePtr ptr, std::optional<std::size_t> 
 
 // --- the rest ------------------------------------------------------------------------------------
 
-nb::object none_if_unlimited(std::size_t nbytes) {
-  if (nbytes == unlimited) return nb::none();
-  return nb::int_(nbytes);
+std::optional<std::size_t> none_if_unlimited(std::size_t nbytes) {
+  if (nbytes == unlimited) return std::nullopt;
+  return nbytes;
 }
 
 template <class Call>
