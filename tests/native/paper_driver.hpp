@@ -38,7 +38,11 @@ class PaperDriver final : public Driver {
   std::uint64_t place_of(DevicePtr ptr) const {
     const std::lock_guard guard(mutex_);
     const auto after = mappings_.upper_bound(ptr);
-    if (after == mappings_.begin()) return 0;
+    if (after == mappings_.begin()) {
+      const auto chunk = chunks_.upper_bound(ptr);
+      if (chunk == chunks_.begin()) return 0;
+      return ptr < std::prev(chunk)->first + std::prev(chunk)->second ? ptr : 0;
+    }
     const auto& [at, mapping] = *std::prev(after);
     if (ptr >= at + mapping.nbytes || !mapping.access) return 0;
     return (mapping.handle << 40) + (ptr - at);

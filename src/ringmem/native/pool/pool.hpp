@@ -61,6 +61,11 @@ class Pool final : public Allocator {
   // To be called before a stream that this pool has seen is destroyed.
   void release_stream(StreamHandle stream);
 
+  // The device has no virtual memory: the pool works on plain chunks of the driver. Then nothing
+  // moves, alignment ends at 256 bytes, and trimming calls cuMemFree, which waits for the device.
+  // Known from the first allocation on.
+  bool chunked() const noexcept { return pages_.backing().chunked(); }
+
   // --- memory held -----------------------------------------------------------------------------
   std::size_t limit() const noexcept { return pages_.limit(); }
   // Throws InvalidValue below what lives. Gives back what the limit no longer allows.
@@ -113,6 +118,9 @@ class Pool final : public Allocator {
   static constexpr std::uint64_t gate_closed = ~std::uint64_t{0};
 
   // pool.cpp: the fast paths
+  DevicePtr address(const pool::Node* node) const noexcept {
+    return pages_.backing().real(node->ptr);
+  }
   bool take_parked(std::size_t nbytes, pool::Shard& shard, Block* block,
                    pool::Node** parked) noexcept;
   Block finish(pool::Node* node, std::size_t nbytes, int slot) noexcept;
