@@ -20,7 +20,7 @@ class PaperDriver final : public Driver {
 
  public:
   static constexpr std::size_t page = std::size_t{2} << 20;
-  static constexpr int max_streams = 32;  // handles 0 … 31; 1 and 2 mean what they mean to CUDA
+  static constexpr int max_streams = 256;  // handles 0 … 255; 1 and 2 mean what they mean to CUDA
   using Clock = std::array<std::uint64_t, max_streams>;
 
   explicit PaperDriver(std::size_t capacity) : capacity_(capacity) {}
