@@ -131,8 +131,8 @@ def run(live_objects, operation, make, settings, nth=None, when="before"):
         assert _native.flush_reaper(10)
         calls = sum(driver.calls.values()) - before
         driver.clear()
+        ringmem.release_staging(*devices)
         del device, devices, streams
-        ringmem.release_staging()
         left = live_objects(driver)
     return calls, raised, left
 

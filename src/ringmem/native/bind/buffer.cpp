@@ -3,6 +3,7 @@
 #include "bind/buffer.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "bind/wait.hpp"
@@ -15,25 +16,33 @@ namespace {
 // From this many recorded streams on, those whose work is done are forgotten.
 constexpr std::size_t many_streams = 16;
 
-// Freeing that must wait for work which no handle names any more: the reaper waits for the device.
-void free_after_everything(Buffer& buffer) {
+// Freeing that must wait for work which no handle names any more: the reaper waits for the devices.
+void free_after_everything(Buffer& buffer, const std::vector<StreamRef>& used) {
   ReaperJob job;
   job.driver = buffer.device->driver;
   job.what = "freeing " + std::to_string(buffer.nbytes) + " bytes of a closed stream";
-  job.run = [driver = job.driver, device = buffer.device->ordinal, block = buffer.block,
-             allocator = buffer.allocator] {
+  std::vector<int> devices{buffer.device->ordinal};
+  for (const StreamRef& stream : used) {
+    if (stream.device->driver == job.driver) devices.push_back(stream.device->ordinal);
+  }
+  std::sort(devices.begin(), devices.end());
+  devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
+  job.run = [driver = job.driver, devices, block = buffer.block, allocator = buffer.allocator] {
     // A device that cannot be waited for any more has no work left that could use the memory.
-    static_cast<void>(driver->synchronize(device));
+    for (int device : devices) static_cast<void>(driver->synchronize(device));
     return allocator->deallocate(block, default_stream);
   };
   Reaper::instance().post(std::move(job));
 }
 
-void free_later(Buffer& buffer, StreamHandle stream) {
+// The streams that the allocator was told of are kept until it has waited for them.
+void free_later(Buffer& buffer, StreamHandle stream, const std::vector<StreamRef>& used) {
   ReaperJob job;
   job.driver = buffer.device->driver;
   job.what = "freeing " + std::to_string(buffer.nbytes) + " bytes";
-  job.run = [block = buffer.block, allocator = buffer.allocator, stream] {
+  auto keep = std::make_shared<std::vector<StreamRef>>(used);
+  keep->push_back(buffer.stream);
+  job.run = [block = buffer.block, allocator = buffer.allocator, stream, keep] {
     return allocator->deallocate(block, stream);
   };
   Reaper::instance().post(std::move(job));
@@ -197,34 +206,31 @@ Status Buffer::release(const StreamRef* free_on, bool finalizing) noexcept {
 }
 
 Status Buffer::give_back(const StreamRef& last, bool finalizing) {
-  bool stray = last.closed();
-  auto record = [&](const StreamRef& used) {
-    if (used.same_as(last)) return Status::success;
-    if (used.closed()) {
-      stray = true;
-      return Status::success;
-    }
-    // An allocator knows a stream by its handle, which is no name for another device's default.
-    if (used.device != device && used.handle <= per_thread_stream) {
-      return wait_on_device(last, used);
-    }
-    return allocator->record_stream(block, used.handle);
-  };
-  if (Status status = record(stream); !ok(status)) return status;
-  for (const StreamRef& other : others_) {
-    if (Status status = record(other); !ok(status)) return status;
-  }
-  if (stray) [[unlikely]] {
-    free_after_everything(*this);
+  const auto is_closed = [](const StreamRef& used) { return used.closed(); };
+  if (last.closed() || stream.closed() ||
+      std::any_of(others_.begin(), others_.end(), is_closed)) [[unlikely]] {
+    free_after_everything(*this, others_);
     return Status::success;
+  }
+  if (Status status = tell_allocator(stream, last); !ok(status)) return status;
+  for (const StreamRef& other : others_) {
+    if (Status status = tell_allocator(other, last); !ok(status)) return status;
   }
   if (!allocator->may_block()) [[likely]] return allocator->deallocate(block, last.handle);
   if (finalizing) {
-    free_later(*this, last.handle);
+    free_later(*this, last.handle, others_);
     return Status::success;
   }
   nb::gil_scoped_release release;
   return allocator->deallocate(block, last.handle);
+}
+
+// Work on `used` comes before the memory is given to others, which happens in the order of `last`.
+Status Buffer::tell_allocator(const StreamRef& used, const StreamRef& last) {
+  if (used.same_as(last)) return Status::success;
+  // An allocator knows a stream by its handle, which is no name for another device's default.
+  if (used.device != device && used.handle <= per_thread_stream) return wait_on_device(last, used);
+  return allocator->record_stream(block, used.handle);
 }
 
 void Buffer::warn_lost(Status status) noexcept {

@@ -142,6 +142,7 @@ class Buffer {
  private:
   Status release(const StreamRef* free_on, bool finalizing) noexcept;
   Status give_back(const StreamRef& last, bool finalizing);
+  Status tell_allocator(const StreamRef& used, const StreamRef& last);
   void warn_lost(Status status) noexcept;
 
   std::atomic<std::int64_t> uses_{0};

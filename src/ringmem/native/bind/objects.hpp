@@ -91,6 +91,7 @@ void bind_buffer(nb::module_& m);   // NativeBuffer
 void bind_layout(nb::module_& m);   // aligned structures
 void bind_pool(nb::module_& m);
 void bind_mapping(nb::module_& m);
+void bind_residency(nb::module_& m);
 void bind_ring(nb::module_& m);
 void bind_ring_kernel(nb::module_& m);   // CPU kernels, the watchdog
 void bind_ring_measure(nb::module_& m);  // verified echo figures

@@ -47,6 +47,9 @@ class BasicConsumer : EndpointBase<Traits> {
   }
   u64 polled() const noexcept { return static_cast<Index>(ready_ - head_); }
 
+  // Whether one message of the next `capacity` is there: a glance, while poll() counts from head on.
+  bool is_ready(Index index) const noexcept { return this->state(index) == SlotState::ready; }
+
   // Gives the first `count` polled slots back to the producer.
   void release(u64 count) noexcept {
     head_ = static_cast<Index>(head_ + std::min(count, polled()));

@@ -11,6 +11,7 @@ namespace ringmem::ring {
 namespace {
 
 constexpr u64 batch = 64;                        // messages between two looks at the control block
+constexpr u64 ahead = 12;                        // messages whose lines are fetched before their turn
 constexpr u64 telemetry_interval_ns = 20'000;
 constexpr std::chrono::microseconds pause_nap{20};
 
@@ -105,6 +106,10 @@ bool CpuLoop::drained() noexcept {
 u64 CpuLoop::handle_ready() noexcept {
   u64 done = 0, seen_ns = 0;
   for (; done < batch; ++done) {
+    if (done != 0 && next_ + ahead < known_tail_) {
+      __builtin_prefetch(input_.slot(next_ + ahead));
+      __builtin_prefetch(output_.slot(next_ + ahead), 1);
+    }
     const auto state = input_.state(next_);
     if (state == Slots::SlotState::corrupted) reason_ = EndReason::corrupted;
     if (state != Slots::SlotState::ready || !has_room()) break;
@@ -126,6 +131,7 @@ u64 CpuLoop::handle_ready() noexcept {
     ++next_;
   }
   if (done == 0) return 0;
+  known_tail_ = done == batch ? load(pair_.input->producer.tail) : 0;
   store(pair_.output->producer.tail, next_);
   store(pair_.input->consumer.head, next_);
   last_ns_ = now_ns();

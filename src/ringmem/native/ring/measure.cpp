@@ -50,6 +50,12 @@ u64 count_wrong(Runs runs, u64 first, u64 words, u32 slot_lines) {
   return wrong;
 }
 
+// Whether the last of the next `count` replies is there. Looking at one line a batch leaves the others
+// to the kernel until it has written them.
+bool all_ready(const Consumer& consumer, u64 count) {
+  return count != 0 && consumer.is_ready(consumer.head() + count - 1);
+}
+
 }  // namespace
 
 EchoHandler echo_handler(u64 words) noexcept {
@@ -102,7 +108,7 @@ EchoResult measure_stream(Producer& producer, Consumer& consumer, u64 count, u64
         sent += wanted;
       }
     }
-    const Runs ready = consumer.poll(batch);
+    const Runs ready = all_ready(consumer, std::min(batch, sent - result.messages)) ? consumer.poll(batch) : Runs{};
     if (const u64 got = ready.size(); got != 0) {
       result.wrong_words += count_wrong(ready, result.messages, words, out_lines);
       consumer.release(got);

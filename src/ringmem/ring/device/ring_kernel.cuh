@@ -114,6 +114,7 @@ struct BlockMemory {
   u32 order;
   u32 workers_ready;
   u32 block_ready;   // RINGMEM_MODE_BLOCK: messages in block_lines
+  u32 corrupted;     // a line carried a sequence that no correct producer writes
   long long awake_until;  // clock64 of this multiprocessor
   WorkerReport reports[workers];
 };
@@ -132,6 +133,7 @@ struct Ring {
   u8* slots;
   u64 mask;
   u32 shift;
+  u32 behind;  // how many laps at most a slot may lag behind what a worker expects of it
 };
 
 __device__ __forceinline__ Ring ring_at(u64 header) {
@@ -141,6 +143,8 @@ __device__ __forceinline__ Ring ring_at(u64 header) {
   ring.slots = reinterpret_cast<u8*>(header) + sizeof(RingHeader);
   ring.mask = capacity - 1;
   ring.shift = 63 - __clzll(static_cast<long long>(capacity));
+  // One lap, and those that a worker looks ahead while all poll.
+  ring.behind = ((chunk * workers * ring_blocks) >> ring.shift) + 2;
   return ring;
 }
 
@@ -191,7 +195,7 @@ struct Poller {
 
   // Lines that are ready, all of the message's or 0. 0 means: look at the block's order again.
   __device__ __forceinline__ u32 wait(const Ring& input, u64 index, u8* memory,
-                                      const BlockMemory& block, const u64& previous) {
+                                      BlockMemory& block, const u64& previous) {
     const u32 lane = threadIdx.x & 31;
     const u32 line = lane >> 2;
     const bool mine = line < message_lines;
@@ -209,17 +213,49 @@ struct Poller {
         at_once = looks == 0 ? at_once + 1 : 0;
         return message_lines;
       }
+      const bool sound =
+          !mine || (lane & 3) != 0 || expected - word_sequence(part.a) <= input.behind;
+      if (!__all_sync(full_mask, sound)) {
+        poke(block.corrupted, 1u);
+        return 0;
+      }
       const bool stay = peek(block.order) == run && peek(block.drain_target) == ~0ull &&
                         (peek(previous) >= index || is_awake(block));
       if (!__shfl_sync(full_mask, stay, 0)) {
         at_once = 0;
         return 0;
       }
-      ++idle;
-      if (idle > idle_looks) __nanosleep(idle > 16 * idle_looks ? 4000 : 500);
+      rest();
     }
   }
+
+  // After a look in vain: the longer nothing came, the longer the pause.
+  __device__ __forceinline__ void rest() {
+    ++idle;
+    if (idle > idle_looks) __nanosleep(idle > 16 * idle_looks ? 4000 : 500);
+  }
 };
+
+// Whether the lines of message `index`, as read_lines() left them, may be what they are. By a warp.
+__device__ __forceinline__ bool is_sound(const Ring& input, u64 index, const u8* memory) {
+  const u32 expected = sequence_of(index, input.shift);
+  bool sound = true;
+  for (u32 line = threadIdx.x & 31; line < message_lines; line += 32) {
+    const u32 seen = *reinterpret_cast<const u32*>(memory + line * line_nbytes);
+    sound = sound && expected - seen <= input.behind;
+  }
+  return __all_sync(full_mask, sound);
+}
+
+// After read_lines() found no whole message.
+__device__ __forceinline__ void found_nothing(const Ring& input, u64 index, const u8* memory,
+                                              BlockMemory& block, Poller& poller) {
+  poller.at_once = 0;
+  if constexpr (message_lines > load_lines) {  // such messages are never waited for in wait()
+    if (!is_sound(input, index, memory)) poke(block.corrupted, 1u);
+    poller.rest();
+  }
+}
 
 // Calls the user's handler on message `i` of the chunk, with its own contiguous message and reply.
 __device__ __forceinline__ i32 handle(WorkerMemory& memory, u32 i, void* state, u32 lane,
@@ -282,9 +318,12 @@ __device__ __forceinline__ void write_replies(const Ring& output, u64 index, u32
   }
 }
 
-// Copies message `i` to the dead letters, by one lane; false where there is no room.
-__device__ bool write_dead_letter(const KernelRing& launch, const WorkerMemory& memory, u32 i) {
+// Copies message `index` with its status to the dead letters, by one lane; false where there is no
+// room. The message is read from its slot again: the handler may have changed its own copy.
+__device__ bool write_dead_letter(const KernelRing& launch, u64 index, i32 status) {
   if (launch.dead_letter_ptr == 0) return true;
+  const Ring input = ring_at(launch.input_ptr);
+  const u8* message = input.slots + (index & input.mask) * message_lines * line_nbytes;
   const Ring letters = ring_at(launch.dead_letter_ptr);
   BlockScratch* first = reinterpret_cast<BlockScratch*>(launch.scratch_ptr);
   u64 claimed = load_u64(&first->dead_tail);
@@ -298,24 +337,29 @@ __device__ bool write_dead_letter(const KernelRing& launch, const WorkerMemory& 
   const u32 sequence = sequence_of(claimed, letters.shift);
   u8* slot = letters.slots + (claimed & letters.mask) * message_lines * line_nbytes;
   for (u32 line = 0; line < message_lines; ++line) {
-    const u64* words =
-        reinterpret_cast<const u64*>(memory.lines + (i * message_lines + line) * line_nbytes);
-    for (u32 word = 7; word > 0; --word) store_u64(slot + line * line_nbytes + word * 8, words[word]);
-    __threadfence_system();  // one lane writes a line in eight stores: the sequence goes last
-    store_u64(slot + line * line_nbytes, line_word(sequence, memory.status[i]));
+    Part parts[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) parts[i] = load_part(message + line * line_nbytes + i * 16);
+    u8* at = slot + line * line_nbytes;
+    store_u64(at + 8, parts[0].b);
+#pragma unroll
+    for (u32 i = 1; i < 4; ++i) store_part(at + i * 16, parts[i]);
+    __threadfence_system();  // one lane writes a line in five stores: the sequence goes last
+    store_u64(at, line_word(sequence, status));
   }
   return true;
 }
 
-__device__ void account(const KernelRing& launch, WorkerMemory& memory, WorkerReport& report,
-                        u64 next, u32 count, bool failed, u64 seen_ns) {
+// For `count` messages from `first` on; `next` is what the worker looks at then.
+__device__ void account(const KernelRing& launch, const WorkerMemory& memory, WorkerReport& report,
+                        u64 first, u64 next, u32 count, bool failed, u64 seen_ns) {
   const u64 end_ns = now_ns();
   const u64 latency = end_ns - seen_ns;
   for (u32 i = 0; failed && i < count; ++i) {
     if (memory.status[i] == 0) continue;
     report.errors += 1;
     report.last_error = memory.status[i];
-    if (!write_dead_letter(launch, memory, i)) report.dropped += 1;
+    if (!write_dead_letter(launch, first + i, memory.status[i])) report.dropped += 1;
   }
   report.processed += count;
   report.latency_total_ns += latency * count;
@@ -326,11 +370,11 @@ __device__ void account(const KernelRing& launch, WorkerMemory& memory, WorkerRe
   poke(report.progress, next);
 }
 
-// Waits until the output ring has room for messages up to `last`; false: leave.
+// Waits until the output ring has room for messages up to `last`; false: leave or pause first.
 __device__ __forceinline__ bool wait_for_room(const Ring& output, u64 last,
                                               const BlockMemory& block) {
   while (last - peek(block.output_head) > output.mask) {
-    if (peek(block.order) == leave) return false;
+    if (peek(block.order) != run) return false;
     __nanosleep(100);
   }
   return true;
@@ -404,6 +448,8 @@ __device__ void worker_loop(const KernelRing& launch, BlockMemory& block, Worker
       } else if (ready < load_lines) {
         poller.at_once = 0;
       }
+      if (ready < message_lines) found_nothing(input, next, memory.lines, block, poller);
+      else poller.idle = 0;
     } else {
       ready = poller.wait(input, next, memory.lines, block, previous);
     }
@@ -412,7 +458,7 @@ __device__ void worker_loop(const KernelRing& launch, BlockMemory& block, Worker
     const u64 seen_ns = now_ns();
 
     const bool room = __all_sync(full_mask, wait_for_room(output, next + count - 1, block));
-    if (!room) break;
+    if (!room) continue;
     gather_messages(memory, count, lane, 32);
     clear_replies(memory, count, lane, 32);
     __syncwarp();
@@ -420,13 +466,14 @@ __device__ void worker_loop(const KernelRing& launch, BlockMemory& block, Worker
     scatter_replies(memory, count, lane, 32);
     __syncwarp();
     write_replies(output, next, count, memory, lane, 32);
+    const u64 first = next;
     next += count;
     if (next == end) {
       next += stride - chunk;
       end += stride;
     }
     const bool failed = __any_sync(full_mask, lane < count && memory.status[lane] != 0);
-    if (lane == 0) account(launch, memory, report, next, count, failed, seen_ns);
+    if (lane == 0) account(launch, memory, report, first, next, count, failed, seen_ns);
     __syncwarp();
   }
   __threadfence_system();
@@ -478,12 +525,14 @@ __device__ void block_loop(const KernelRing& launch, BlockMemory& block, WorkerM
                           input, next, wanted, memory.lines)
                     : poller.wait(input, next, memory.lines, block, next);
         if (backlog && ready < load_lines) poller.at_once = 0;
+        if (backlog && ready < message_lines) {
+          found_nothing(input, next, memory.lines, block, poller);
+        }
         count = ready / message_lines;
-        if (count > 0) break;
-      }
-      seen_ns = now_ns();
-      if (count != stop && !__all_sync(full_mask, wait_for_room(output, next + count - 1, block))) {
-        count = stop;
+        if (count == 0) continue;
+        poller.idle = 0;
+        seen_ns = now_ns();
+        if (__all_sync(full_mask, wait_for_room(output, next + count - 1, block))) break;
       }
       if (lane == 0) poke(block.block_ready, count);
       __threadfence_block();
@@ -504,9 +553,10 @@ __device__ void block_loop(const KernelRing& launch, BlockMemory& block, WorkerM
     scatter_replies(memory, count, threadIdx.x, workers * 32);
     worker_barrier();
     write_replies(output, next, count, memory, threadIdx.x, workers * 32);
+    const u64 first = next;
     next += count;
     if (worker == 0) {
-      if (lane == 0) account(launch, memory, report, next, count, true, seen_ns);
+      if (lane == 0) account(launch, memory, report, first, next, count, true, seen_ns);
     } else if (lane == 0) {
       poke(report.progress, next);
     }
@@ -518,6 +568,11 @@ __device__ void block_loop(const KernelRing& launch, BlockMemory& block, WorkerM
 
 // ---------------------------------------------------------------------------------------------
 // Service.
+
+template <class T>
+__device__ __forceinline__ T of_lane_beyond(T value, u32 step) {
+  return __shfl_xor_sync(full_mask, value, step);
+}
 
 // Sums of the block's workers (lane w holds worker w; at most 31 workers).
 __device__ void report_block(BlockMemory& block, BlockScratch* scratch) {
@@ -542,23 +597,22 @@ __device__ void report_block(BlockMemory& block, BlockScratch* scratch) {
     mine.ended = peek(report.ended);
   }
   for (u32 step = 16; step > 0; step >>= 1) {
-    const auto other = [step](auto value) { return __shfl_xor_sync(full_mask, value, step); };
-    const u64 progress = other(mine.progress);
+    const u64 progress = of_lane_beyond(mine.progress, step);
     if (progress < mine.progress) mine.progress = progress;
-    mine.processed += other(mine.processed);
-    mine.dropped += other(mine.dropped);
-    mine.errors += other(mine.errors);
-    mine.latency_total_ns += other(mine.latency_total_ns);
-    const u64 max = other(mine.latency_max_ns);
+    mine.processed += of_lane_beyond(mine.processed, step);
+    mine.dropped += of_lane_beyond(mine.dropped, step);
+    mine.errors += of_lane_beyond(mine.errors, step);
+    mine.latency_total_ns += of_lane_beyond(mine.latency_total_ns, step);
+    const u64 max = of_lane_beyond(mine.latency_max_ns, step);
     if (max > mine.latency_max_ns) mine.latency_max_ns = max;
-    const u64 min = other(mine.latency_min_ns);
+    const u64 min = of_lane_beyond(mine.latency_min_ns, step);
     if (min < mine.latency_min_ns) mine.latency_min_ns = min;
-    const u64 last = other(mine.last_processed_ns);
-    const i32 error = other(mine.last_error);
+    const u64 last = of_lane_beyond(mine.last_processed_ns, step);
+    const i32 error = of_lane_beyond(mine.last_error, step);
     if (last > mine.last_processed_ns || mine.last_error == 0) mine.last_error = error != 0 ? error : mine.last_error;
     if (last > mine.last_processed_ns) mine.last_processed_ns = last;
-    mine.paused &= other(mine.paused);
-    mine.ended &= other(mine.ended);
+    mine.paused &= of_lane_beyond(mine.paused, step);
+    mine.ended &= of_lane_beyond(mine.ended, step);
   }
   if (lane == 0) {
     store_u64(&scratch->processed, mine.processed);
@@ -605,6 +659,20 @@ __device__ Totals sum_blocks(const BlockScratch* scratch) {
     totals.ended = totals.ended && load_u32(&from.ended) != 0;
   }
   return totals;
+}
+
+__device__ void continue_counts(const KernelRing& launch, WorkerReport& report) {
+  const TelemetryBuffer* telemetry = reinterpret_cast<const TelemetryBuffer*>(launch.telemetry_ptr);
+  const u64 processed = load_u64(&telemetry->processed);
+  if (processed == 0) return;
+  report.processed = processed;
+  report.dropped = load_u64(&telemetry->dropped);
+  report.latency_total_ns = load_u64(&telemetry->latency_total_ns);
+  report.latency_max_ns = load_u64(&telemetry->latency_max_ns);
+  report.latency_min_ns = load_u64(&telemetry->latency_min_ns);
+  report.last_error = static_cast<i32>(load_u32(&telemetry->last_error));
+  report.errors = load_u32(
+      &reinterpret_cast<const ControlBlock*>(launch.control_ptr)->error_count);
 }
 
 struct Published {
@@ -654,12 +722,14 @@ __device__ void publish(const KernelRing& launch, const Totals& totals, u64 tail
       store_u64(&reinterpret_cast<RingHeader*>(launch.dead_letter_ptr)->producer.tail,
                 load_u64(&first->dead_tail));
     }
-    store_u64(&reinterpret_cast<RingHeader*>(launch.output_ptr)->producer.tail, totals.processed);
+    if (totals.progress != ~0ull) {
+      store_u64(&reinterpret_cast<RingHeader*>(launch.output_ptr)->producer.tail, totals.progress);
+    }
     write_telemetry(launch, totals, tail);
     published.processed = totals.processed;
     published.telemetry_ns = now;
   }
-  const u32 paused = totals.paused ? 1 : 0;
+  const u32 paused = totals.paused && !final ? 1 : 0;
   if (paused != published.paused) {
     __threadfence_system();
     store_u32(&control->is_paused, paused);
@@ -676,6 +746,7 @@ __device__ void service_loop(const KernelRing& launch, BlockMemory& block, u32 b
   const u64 start = now_ns();
   u64 beat = 0, beat_ns = start;
   u32 reason = 0;
+  bool draining = false;
   Published published;
 
   for (;;) {
@@ -696,17 +767,23 @@ __device__ void service_loop(const KernelRing& launch, BlockMemory& block, u32 b
       beat = heartbeat;
       beat_ns = now;
     }
+    if (lane == 0 && peek(block.corrupted) != 0) store_u32(&scratch[0].corrupted, 1);
+    __syncwarp();
+    const bool corrupted = __shfl_sync(full_mask, load_u32(&scratch[0].corrupted), 0) != 0;
     const bool orphaned = timeout_ms != 0 && now - beat_ns > timeout_ms * 1'000'000ull;
     const bool expired = launch.deadline_ns != 0 && now - start > launch.deadline_ns;
     if (reason == 0) {
       if (terminate != 0) reason = static_cast<u32>(EndReason::terminated);
+      else if (corrupted) reason = static_cast<u32>(EndReason::corrupted);
       else if (orphaned || expired) reason = static_cast<u32>(EndReason::orphaned);
     }
     if (lane == 0) {
       poke(block.output_head, output_head);
-      if (drain != 0) poke(block.drain_target, tail);
+      // A tail that was read beside the flag may be older than the flag: only the next look counts.
+      if (draining) poke(block.drain_target, tail);
       poke(block.order, static_cast<u32>(reason != 0 ? leave : should_pause != 0 ? pause : run));
     }
+    draining = drain != 0;
     __syncwarp();
     report_block(block, &scratch[block_of_ring]);
 
@@ -774,9 +851,11 @@ extern "C" __global__ void __launch_bounds__((RINGMEM_WORKERS + 1) * 32, 1)
     WorkerReport& report = block.reports[threadIdx.x];
     report.progress = RINGMEM_MODE == RINGMEM_MODE_BLOCK || first == at ? head : first * chunk;
     report.latency_min_ns = ~0ull;
+    // Counts go on where an earlier run of this kernel left them.
+    if (block_of_ring == 0 && threadIdx.x == 0) continue_counts(launch, report);
   }
   __syncthreads();
-  if (blockIdx.x % ring_blocks == 0 && threadIdx.x == 0) {
+  if (block_of_ring == 0 && threadIdx.x == 0) {
     store_u32(&reinterpret_cast<ControlBlock*>(launch.control_ptr)->active, 1);
   }
   if (warp == workers) {
@@ -789,6 +868,12 @@ extern "C" __global__ void __launch_bounds__((RINGMEM_WORKERS + 1) * 32, 1)
 }
 
 // Bytes of dynamic shared memory that a launch must ask for.
-extern "C" __device__ const unsigned ringmem_shared_nbytes =
-    (sizeof(ringmem::BlockMemory) + 127) / 128 * 128 +
-    sizeof(ringmem::WorkerMemory) * (RINGMEM_MODE == RINGMEM_MODE_BLOCK ? 1 : RINGMEM_WORKERS);
+namespace ringmem {
+constexpr unsigned shared_nbytes =
+    (sizeof(BlockMemory) + 127) / 128 * 128 +
+    sizeof(WorkerMemory) * (RINGMEM_MODE == RINGMEM_MODE_BLOCK ? 1 : RINGMEM_WORKERS);
+#ifdef RINGMEM_SHARED_NBYTES
+static_assert(shared_nbytes <= RINGMEM_SHARED_NBYTES, "the host asks for too little shared memory");
+#endif
+}  // namespace ringmem
+extern "C" __device__ const unsigned ringmem_shared_nbytes = ringmem::shared_nbytes;
