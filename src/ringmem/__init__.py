@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from ringmem.device import *  # noqa: F403
     from ringmem.native.errors import *  # noqa: F403
     from ringmem.native.layouts import *  # noqa: F403
+    from ringmem.pool import *  # noqa: F403
     from ringmem.ring import *  # noqa: F403
     from ringmem.virtual import *  # noqa: F403
 
@@ -84,6 +85,17 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "TelemetryBuffer",
         "aligned_empty",
         "aligned_zeros",
+    ),
+    "ringmem.pool": (
+        "DebugReport",
+        "DriverPoolStatistics",
+        "HostPoolStatistics",
+        "NativePool",
+        "PinnedPool",
+        "Pool",
+        "PoolStatistics",
+        "StatisticsRegion",
+        "UnifiedPool",
     ),
     "ringmem.ring": (
         "Async",

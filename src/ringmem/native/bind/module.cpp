@@ -19,4 +19,5 @@ NB_MODULE(_native, m) {
   bind_ring_call(m);
   bind_ring_aio(m);
   bind_buffer(m);
+  bind_pool(m);
 }
