@@ -15,7 +15,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from ringmem.device import *  # noqa: F403
     from ringmem.native.errors import *  # noqa: F403
     from ringmem.native.layouts import *  # noqa: F403
+    from ringmem.pool import *  # noqa: F403
     from ringmem.ring import *  # noqa: F403
+    from ringmem.virtual import *  # noqa: F403
 
 __version__ = "0.1.0"
 
@@ -84,16 +86,53 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "aligned_empty",
         "aligned_zeros",
     ),
+    "ringmem.pool": (
+        "DebugReport",
+        "DriverPoolStatistics",
+        "HostPoolStatistics",
+        "NativePool",
+        "PinnedPool",
+        "Pool",
+        "PoolStatistics",
+        "StatisticsRegion",
+        "UnifiedPool",
+    ),
     "ringmem.ring": (
+        "Async",
+        "BridgeCounters",
         "Consumer",
+        "CudaSource",
+        "DeviceRing",
+        "DmaPolling",
         "KernelState",
+        "LtoIr",
+        "Mapped",
         "NativeHandler",
         "Producer",
         "Ring",
+        "RingBufferBridge",
         "RingKernel",
+        "Sync",
         "Telemetry",
+        "Unified",
         "poll_interval_us",
         "set_poll_interval_us",
+    ),
+    "ringmem.virtual": (
+        "AddressRange",
+        "GrowableBuffer",
+        "HostNode",
+        "MappedRange",
+        "PhysicalMemory",
+        "SharedBuffer",
+        "SparseBuffer",
+        "Ticket",
+        "allocation_granularity",
+        "attach",
+        "live_mappings",
+        "mapping_limit",
+        "recycle_limit",
+        "set_recycle_limit",
     ),
 }
 _EXPORTS: dict[str, str] = {name: module for module, names in _MODULES.items() for name in names}

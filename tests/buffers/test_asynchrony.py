@@ -1,4 +1,4 @@
-"""What happens when the device is slow: nothing waits that need not, nothing is reused too early."""
+"""A slow device: nothing waits that need not, nothing is reused too early."""
 
 import time
 

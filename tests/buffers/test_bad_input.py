@@ -175,7 +175,7 @@ def test_views_that_do_not_fit(device):
     buffer = ringmem.zeros((3, 3), "u1", device=device)
     with pytest.raises(InvalidValueError, match="3 bytes of the last axis"):
         buffer.view("u2")
-    with pytest.raises(InvalidValueError, match="no axis|reshape"):
+    with pytest.raises(InvalidValueError, match=r"reshape\(1\) first"):
         buffer[0][0].view("u2")
     with pytest.raises(InvalidValueError, match="has 9"):
         buffer.reshape(2, 5)
@@ -242,9 +242,9 @@ def test_an_exception_in_a_with_block_is_not_hidden_by_closing(device):
 
 
 def test_closing_with_live_views_at_the_end_of_a_with_block(device):
-    with pytest.raises(InvalidValueError, match="live view"):
-        with ringmem.zeros(3, "f4", device=device) as buffer:
-            view = buffer[:1]
+    buffer = ringmem.zeros(3, "f4", device=device)
+    with pytest.raises(InvalidValueError, match="live view"), buffer:
+        view = buffer[:1]
     assert view.to_numpy().tolist() == [0.0]
 
 

@@ -87,6 +87,17 @@ def test_copies_between_devices(peers):
             assert (0, stream.handle) in _native.buffer_streams_in_use(source) or b is stream.device
             assert target.to_numpy().tolist() == list(range(1000))
         stream.close()
+        assert _native.flush_reaper(10)
+
+
+def test_a_copy_between_devices_comes_after_the_work_of_both_and_before_their_next():
+    with ringmem.simulate(devices=2, latency_s=0.03) as simulation:
+        a, b = simulation.devices
+        source = ringmem.full(1000, 1, "i4", stream=a.create_stream())
+        target = ringmem.full(1000, 2, "i4", stream=b.create_stream())
+        target.copy_from(source)
+        source.fill(3)
+        assert (target.to_numpy() == 1).all()
 
 
 def test_copies_between_drivers(device):

@@ -25,7 +25,9 @@ def follow(plan, array):
     for rows in plan.rows:
         for i in range(rows.height):
             at = rows.packed_offset + i * rows.width
-            packed[at : at + rows.width] = read(base + rows.host_offset + i * rows.pitch, rows.width)
+            packed[at : at + rows.width] = read(
+                base + rows.host_offset + i * rows.pitch, rows.width
+            )
     return bytes(packed)
 
 

@@ -20,7 +20,7 @@ class PaperDriver final : public Driver {
 
  public:
   static constexpr std::size_t page = std::size_t{2} << 20;
-  static constexpr int max_streams = 32;  // handles 0 … 31; 1 and 2 mean what they mean to CUDA
+  static constexpr int max_streams = 256;  // handles 0 … 255; 1 and 2 mean what they mean to CUDA
   using Clock = std::array<std::uint64_t, max_streams>;
 
   explicit PaperDriver(std::size_t capacity) : capacity_(capacity) {}
@@ -38,7 +38,11 @@ class PaperDriver final : public Driver {
   std::uint64_t place_of(DevicePtr ptr) const {
     const std::lock_guard guard(mutex_);
     const auto after = mappings_.upper_bound(ptr);
-    if (after == mappings_.begin()) return 0;
+    if (after == mappings_.begin()) {
+      const auto chunk = chunks_.upper_bound(ptr);
+      if (chunk == chunks_.begin()) return 0;
+      return ptr < std::prev(chunk)->first + std::prev(chunk)->second ? ptr : 0;
+    }
     const auto& [at, mapping] = *std::prev(after);
     if (ptr >= at + mapping.nbytes || !mapping.access) return 0;
     return (mapping.handle << 40) + (ptr - at);

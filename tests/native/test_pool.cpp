@@ -79,6 +79,7 @@ struct Program {
   PoolOptions options{};
   std::size_t capacity = 4 * gib;
   unsigned seed = 1;
+  bool vmm = true;
 };
 
 // The streams of a program: 0, 3, 4, … — 1 and 2 are names of special streams.
@@ -100,6 +101,7 @@ std::size_t random_size(std::mt19937& random, std::size_t largest) {
 void run(const Program& program) {
   auto driver = paper(program.capacity);
   driver->set_late(program.late);
+  driver->vmm = program.vmm;
   {
     Pool pool(driver, 0, program.options);
     Shadow shadow(*driver);
@@ -116,7 +118,7 @@ void run(const Program& program) {
       const std::size_t nbytes = random_size(random, program.largest);
       const bool room = live + nbytes <= program.most;
       if (room && random() % 100 < 52) {
-        const std::size_t alignment = random() % 8 ? 1 : std::size_t{1} << (random() % 22);
+        const std::size_t alignment = random() % 8 || !program.vmm ? 1 : std::size_t{1} << (random() % 22);
         const Block block = pool.allocate(nbytes, stream, alignment);
         CHECK_EQ(block.ptr % alignment, 0u);
         CHECK_EQ(block.ptr % 256, 0u);
@@ -204,6 +206,16 @@ TEST(every_policy) {
     program.options.policy = policy;
     run(program);
   }
+}
+
+TEST(without_virtual_memory) {
+  run({.operations = 10000, .streams = 3, .late = 30, .other_streams = true, .seed = 10,
+       .vmm = false});
+}
+
+TEST(without_virtual_memory_on_a_full_device) {
+  run({.operations = 10000, .streams = 2, .most = 256 * mib, .late = 30, .capacity = 640 * mib,
+       .seed = 11, .vmm = false});
 }
 
 TEST(small_blocks_only) {

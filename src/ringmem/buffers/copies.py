@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ringmem.buffers.base import Buffer
+    from ringmem.device import Stream
 
 __all__ = ["copy_general"]
 
@@ -98,7 +99,18 @@ def _copy_devices(dst: Buffer, src: Buffer, stream: object | None) -> None:
     else:
         ordered_on = as_stream(stream, dst.device)
     with _native.buffer_hold(dst), _native.buffer_hold(src):
+        _order_after(ordered_on, dst, src)
         copy_peer(dst.ptr, dst.device, src.ptr, src.device, dst.nbytes, ordered_on)
         for buffer in (dst, src):
             if buffer.device.driver is ordered_on.device.driver:
                 _native.buffer_note_use(buffer, ordered_on)
+                _native.buffer_follow(buffer, ordered_on)
+
+
+def _order_after(stream: Stream, *buffers: Buffer) -> None:
+    """No stream orders the work of two devices, so a copy between them waits for that of both."""
+    for buffer in buffers:
+        if buffer.device.driver is stream.device.driver:
+            _native.buffer_let_wait(buffer, stream.device, stream.handle)
+        else:
+            _native.buffer_synchronize(buffer)

@@ -32,9 +32,15 @@ def device_of(buffer: Buffer) -> tuple[int, int]:
     Raises
     ------
     NotSupportedError
-        Memory of a CPU device that hides it: DLPack has no device for that.
+        Memory of a CPU device that hides it, for which DLPack has no device; managed memory that
+        host and device cannot use at the same time, since a consumer may do either.
     """
     kind = Kind(_native.buffer_kind(buffer))
+    if kind is Kind.MANAGED and not buffer.device.capabilities.concurrent_managed_access:
+        raise NotSupportedError(
+            f"{buffer!r} cannot be shared: {buffer.device.name} has no concurrent managed access; "
+            "use host() or to_numpy()"
+        )
     if kind is not Kind.HOST and buffer.device.platform == "cuda":
         return _CUDA_TYPES[kind], buffer.device.ordinal
     if not _native.buffer_host_readable(buffer):
@@ -103,7 +109,7 @@ def _handshake(buffer: Buffer, device_type: int, stream: object | None) -> None:
             raise InvalidValueError(f"stream is {stream!r}: host memory has none, give None")
         _native.buffer_synchronize(buffer)
         return
-    if device_type == CUDA_HOST and stream is None:
+    if device_type in (CUDA_HOST, CUDA_MANAGED) and stream is None:  # the host may be the reader
         _native.buffer_synchronize(buffer)
         return
     handle = 1 if stream is None else stream

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from ringmem.cli.bench import bench
 from ringmem.native.errors import (
     InvalidDeviceError,
     InvalidValueError,
@@ -35,6 +36,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+app.add_typer(bench, name="bench")
 
 
 @contextlib.contextmanager
@@ -150,6 +154,89 @@ def demo(
             demo_report.show(result)
         if not result.verified:
             raise fail("what was read back differs from what was written", FAILED)
+
+
+@app.command()
+def replay(
+    trace: Annotated[
+        Path | None,
+        typer.Argument(metavar="TRACE", help="An allocation trace (.npz).", show_default=False),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="For instance cuda:0 or cpu, where the simulated device is as large as the trace "
+            "needs.  [default: the first CUDA device, or cpu]",
+        ),
+    ] = None,
+    allocator: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="ringmem, native, or where installed torch, torch-expandable, cupy, rmm-pool, "
+            "rmm-arena, rmm-binning, rmm-async, cuda.core.",
+        ),
+    ] = "ringmem",
+    capacity: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="What the allocator may hold, such as '8 GiB'."),
+    ] = None,
+    find_capacity: Annotated[
+        bool,
+        typer.Option("--find-capacity", help="Also find the smallest capacity that survives."),
+    ] = False,
+    tight: Annotated[
+        bool, typer.Option("--tight", help="ringmem: move free pages before creating new ones.")
+    ] = False,
+    threads: Annotated[int, typer.Option(help="Each takes every n-th allocation.")] = 1,
+    streams: Annotated[
+        int | None,
+        typer.Option(help="Spread the allocations over this many.  [default: the trace's own]"),
+    ] = None,
+    late: Annotated[
+        int, typer.Option(metavar="N", help="ringmem: completions come N events late.")
+    ] = 0,
+    repetitions: Annotated[int, typer.Option(help="Play the trace this many times.")] = 1,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="PNG", help="Draw live and reserved bytes there.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replay a recorded program's allocations on an allocator, and time every one.
+
+    Without TRACE the shipped one is played. Exits with 1 if memory ran out.
+    """
+    with errors_in_one_line():
+        from ringmem.cli import replay as work
+        from ringmem.cli import replay_report
+        from ringmem.cli.progress import LateProgress
+        from ringmem.device.sizes import parse_nbytes
+
+        settings = work.ReplaySettings(
+            trace=work.load(trace),
+            device=device,
+            allocator=allocator,
+            capacity=None if capacity is None else parse_nbytes(capacity, "capacity"),
+            tight=tight,
+            threads=threads,
+            streams=streams,
+            late=late,
+            repetitions=repetitions,
+        )
+        with LateProgress() as progress:
+            result = work.run_replay(settings, progress.update, series=plot is not None)
+            if find_capacity:
+                result.update(work.find_capacity(settings, progress.update))
+        if plot is not None:
+            replay_report.plot(result, settings.trace, plot)
+        del result["reserved_series"]
+        if as_json:
+            print_json(result)
+        else:
+            replay_report.show(result)
+        if not result["completed"]:
+            raise fail(result["error"], FAILED)
 
 
 def print_json(value: object) -> None:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
-import time
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from ringmem.cli.demo import Demo, DemoResult
+from ringmem.cli.progress import LateProgress
 from ringmem.native.errors import InvalidValueError, NotSupportedError
 from ringmem.observe import Timeline, format_nbytes
 
 __all__ = ["run", "show"]
 
 _DEFAULT_PICTURE = Path("ringmem-demo.png")
-_QUIET_S = 2.0  # shorter waits need no progress bar
 
 
 def run(demo: Demo, output: Path | None, *, quiet: bool) -> DemoResult:
@@ -38,7 +36,7 @@ def run(demo: Demo, output: Path | None, *, quiet: bool) -> DemoResult:
             "--output needs matplotlib: pip install 'ringmem[plot]'; "
             "without it the timeline is drawn in the terminal"
         )
-    with _LateProgress() as progress:
+    with LateProgress() as progress:
         result = demo.run(progress.update)
     timeline = _timeline(result)
     if output is not None:
@@ -118,30 +116,3 @@ def _copies(copies: dict[str, float]) -> Table:
     table.add_row("device to host", f"{copies['to_host_gb_per_s']:.1f}")
     table.add_row("each, both at once", f"{copies['both_ways_gb_per_s']:.1f}")
     return table
-
-
-class _LateProgress:
-    """A progress bar on stderr that only appears when the wait gets long."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._bar: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
-
-    def update(self, step: str, done: int, total: int) -> None:
-        if self._bar is None:
-            if time.monotonic() - self._start < _QUIET_S:
-                return
-            console = Console(stderr=True)
-            self._bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-            self._bar.start()
-        if step not in self._tasks:
-            self._tasks[step] = self._bar.add_task(step, total=total)
-        self._bar.update(self._tasks[step], completed=done)
-
-    def __enter__(self) -> _LateProgress:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()

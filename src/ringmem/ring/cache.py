@@ -8,11 +8,11 @@ share the directory. The cache is a convenience: where the disk refuses, things 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import stat
 import tempfile
-from functools import lru_cache
 from pathlib import Path
 
 __all__ = ["MAX_NBYTES", "directory", "key_of", "load", "store", "version_of"]
@@ -51,7 +51,7 @@ def key_of(kind: str, *parts: object) -> str:
     return f"{kind}-{digest.hexdigest()[:40]}"
 
 
-@lru_cache(maxsize=None)
+@functools.cache
 def version_of(*distributions: str) -> str | None:
     """Return the version of the first of these that is installed, else None; imports none."""
     from importlib.metadata import PackageNotFoundError, version

@@ -1,7 +1,7 @@
 """From a handler's LTO-IR to a loadable ring kernel. Compiles without a GPU; needs cuda.core.
 
-The loop (``device/ring_kernel.cuh``) is compiled for the sizes and the mode of a kernel, then linked
-with the handler, which is inlined. Cubins, not PTX: a driver may be older than the compiler.
+The loop (``device/ring_kernel.cuh``) is compiled for the sizes and the mode of a kernel, then
+linked with the handler, which is inlined. Cubins, not PTX: a driver may be older than the compiler.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ringmem.native.errors import InvalidValueError, NotSupportedError
 from ringmem.ring import cache
 from ringmem.ring.backend import KernelSpec, Parallel
 
-__all__ = ["KERNEL", "LoopSettings", "build", "compile_handler_source", "plan"]
+__all__ = ["KERNEL", "LoopSettings", "build", "compile_handler_source", "needs_toolchain", "plan"]
 
 KERNEL = "ringmem_ring_kernel"
 MAX_WORKERS = 31  # a block has at most 32 warps, one of which is the service warp
@@ -25,7 +25,7 @@ Mode = Literal["lane", "order", "warp", "block"]
 _MODES: dict[Mode, int] = {"lane": 0, "order": 1, "warp": 2, "block": 3}
 
 
-# --- settings ----------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class LoopSettings:
     """The compile-time settings of a loop.
@@ -98,8 +98,8 @@ def plan(spec: KernelSpec, shared_limit_nbytes: int) -> LoopSettings:
             raise InvalidValueError(f"workers={spec.workers} must be 1 to {MAX_WORKERS}")
         if ordered and spec.workers != 1:
             raise InvalidValueError(
-                f"workers={spec.workers} must be 1: messages of a ring with a state are handled one "
-                "at a time, in order; use more rings"
+                f"workers={spec.workers} must be 1: messages of a ring with a state are handled "
+                "one at a time, in order; use more rings"
             )
     lines = max(_lines(spec.message.itemsize), _lines(spec.reply.itemsize))
     chunk = 32 if lines == 1 else 16 if lines == 2 else 8 if lines <= 5 else max(32 // lines, 1)
@@ -152,7 +152,7 @@ def _shared_nbytes(spec: KernelSpec, mode: Mode, workers: int, chunk: int) -> in
     return block + worker * (1 if mode == "block" else workers)
 
 
-# --- compiling ---------------------------------------------------------------------------------------
+# --- compiling ------------------------------------------------------------------------------------
 def build(
     settings: LoopSettings, arguments: int, handler: bytes, compute_capability: tuple[int, int]
 ) -> bytes:
@@ -287,13 +287,13 @@ def _toolchain() -> tuple[str, ...]:
 
 
 def _library_versions() -> str:
-    with _needed():
+    with needs_toolchain():
         from cuda.bindings import nvjitlink, nvrtc
 
         return f"{nvrtc.nvrtcVersion()} {nvjitlink.version()}"
 
 
-class _needed:  # noqa: N801 - reads as a word in `with _needed():`
+class needs_toolchain:  # noqa: N801 - reads as words in a with statement
     """Turns a missing compiler into the error that says what to install."""
 
     def __enter__(self) -> None:
@@ -318,7 +318,7 @@ def _compile(
     source: str, macros: dict[str, int], compute_capability: tuple[int, int], what: str
 ) -> bytes:
     """CUDA C++ to LTO-IR."""
-    with _needed():
+    with needs_toolchain():
         from cuda.core import Program, ProgramOptions
 
         options = ProgramOptions(
@@ -351,7 +351,7 @@ def _link(loop: bytes, handler: bytes, compute_capability: tuple[int, int]) -> b
 
     nvJitLink directly: the Linker of cuda.core 1.2 cannot pass ``-fma=0``.
     """
-    with _needed():
+    with needs_toolchain():
         from cuda.bindings import nvjitlink
 
         options = [

@@ -8,6 +8,7 @@ is imported.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dis
 import hashlib
 import types
@@ -50,8 +51,8 @@ _REFUSED_BUILTINS = frozenset(
     {"print", "input", "open", "eval", "exec", "list", "dict", "set", "str", "sorted", "repr"}
 )
 _ALLOCATING = frozenset(  # of NumPy
-    "arange array asarray concatenate copy empty empty_like full full_like linspace ones ones_like "
-    "stack zeros zeros_like".split()
+    {"arange", "array", "asarray", "concatenate", "copy", "empty", "empty_like", "full"}
+    | {"full_like", "linspace", "ones", "ones_like", "stack", "zeros", "zeros_like"}
 )
 _REMEDY = (
     "a handler runs on CPU and GPU alike: report failures by the status it returns, and keep data "
@@ -85,7 +86,8 @@ def location_of(function: types.FunctionType, line: int | None = None) -> str:
 def line_of_attribute(function: types.FunctionType, name: str) -> int | None:
     """Return the first line where an attribute of this name is read or written."""
     for instruction, line in _instructions(function.__code__):
-        if instruction.opname in ("LOAD_ATTR", "STORE_ATTR") and instruction.argval == name:
+        attribute = instruction.opname in ("LOAD_ATTR", "STORE_ATTR", "LOAD_METHOD")
+        if attribute and instruction.argval == name:
             return line
     return None
 
@@ -107,13 +109,11 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def references(function: types.FunctionType) -> list[Reference]:
-    """Return the globals and closure variables that a function uses, attributes of modules resolved.
+    """Return the globals and closure variables that a function uses; of modules, the attributes.
 
     A name that is not defined is left out: compiling says what is wrong with it.
     """
-    cells = dict(
-        zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    )
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     found: list[Reference] = []
     for code in _codes(function.__code__):
         following: Reference | None = None  # a module whose attribute may come next
@@ -126,10 +126,8 @@ def references(function: types.FunctionType) -> list[Reference]:
                 if value is not missing:
                     reference = Reference((name,), value, line)
             elif operation in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in cells:
-                try:
+                with contextlib.suppress(ValueError):  # an empty cell
                     reference = Reference((name,), cells[name].cell_contents, line)
-                except ValueError:  # an empty cell
-                    pass
             elif operation in ("LOAD_ATTR", "LOAD_METHOD") and following is not None:
                 if hasattr(following.value, name):
                     value = getattr(following.value, name)
@@ -165,9 +163,11 @@ def _check(
     for code in _codes(function.__code__):
         asserting = False
         for instruction, line in _instructions(code):
-            asserting = asserting or "AssertionError" in (
-                instruction.argrepr.split() if instruction.argrepr else ()
-            ) or instruction.opname == "LOAD_ASSERTION_ERROR"
+            asserting = (
+                asserting
+                or "AssertionError" in (instruction.argrepr.split() if instruction.argrepr else ())
+                or instruction.opname == "LOAD_ASSERTION_ERROR"
+            )
             what = _REFUSED_OPERATIONS.get(instruction.opname)
             if what == "raises" and asserting:
                 what = "asserts"
@@ -208,8 +208,8 @@ def _refusal(
     )
 
 
-# --- content as a key ------------------------------------------------------------------------------
-class _Uncacheable(Exception):
+# --- content as a key ----------------------------------------------------------------------------
+class _UncacheableError(Exception):
     """Something whose content cannot be told."""
 
 
@@ -223,12 +223,13 @@ def content_key(function: types.FunctionType) -> str | None:
     digest = hashlib.sha256()
     try:
         _feed_function(function, digest.update, set())
-    except _Uncacheable:
+    except _UncacheableError:
         return None
     return digest.hexdigest()
 
 
 Feed = Callable[[bytes], None]
+_PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def _feed_function(function: types.FunctionType, feed: Feed, done: set[int]) -> None:
@@ -261,7 +262,7 @@ def _feed(value: Any, feed: Feed, done: set[int]) -> None:
     function = python_function(value)
     if function is not None:
         _feed_function(function, feed, done)
-    elif value is None or value is Ellipsis or isinstance(value, bool | int | float | complex | str | bytes):
+    elif value is None or value is Ellipsis or isinstance(value, _PLAIN):
         feed(repr(value).encode() + b";")
     elif isinstance(value, tuple | frozenset):
         for item in sorted(value, key=repr) if isinstance(value, frozenset) else value:
@@ -278,4 +279,4 @@ def _feed(value: Any, feed: Feed, done: set[int]) -> None:
     elif isinstance(value, type | types.BuiltinFunctionType):
         feed(f"{value.__module__}.{value.__qualname__}".encode())
     else:
-        raise _Uncacheable(type(value))
+        raise _UncacheableError(type(value))

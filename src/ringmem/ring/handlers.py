@@ -7,6 +7,7 @@ A handler is a Python function, CUDA C++ source (:class:`CudaSource`) or ready L
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import types
@@ -56,8 +57,9 @@ class CudaSource:
 
     Examples
     --------
-    >>> CudaSource("__device__ int handler(const int* a, int* b, void*) { *b = *a; return 0; }").name
-    'handler'
+    >>> text = "__device__ int twice(const int* a, int* b, void*) { *b = 2 * *a; return 0; }"
+    >>> CudaSource(text, name="twice").name
+    'twice'
     """
 
     text: str
@@ -96,7 +98,8 @@ class CpuHandler:
     arguments : int
         3 or 5.
     python : callable
-        ``(message, reply, state) -> int`` for arrays of one record each (`state` may be None).
+        ``(message, reply, state) -> int`` for what a compiled handler sees: records with fields as
+        attributes (``np.record``), arrays of one element for plain dtypes, None without a state.
     """
 
     address: int | None
@@ -105,7 +108,7 @@ class CpuHandler:
     python: Callable[[Any, Any, Any], int]
 
 
-# --- checks ------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 def check_handler(handler: Handler, parallel: Parallel, state: np.dtype[Any] | None) -> None:
     """Refuse what is no handler, or not one of this kind of kernel; compiles nothing.
 
@@ -161,7 +164,7 @@ def _function_of(handler: Any) -> types.FunctionType:
     return function
 
 
-# --- CPU ---------------------------------------------------------------------------------------------
+# --- CPU ------------------------------------------------------------------------------------------
 def compile_for_cpu(
     handler: Handler,
     message: np.dtype[Any],
@@ -192,8 +195,10 @@ def compile_for_cpu(
     arguments = 5 if function.__code__.co_argcount == 5 else 3
     python = _plain_python(function)
     if cache.version_of("numba") is None:
-        _say_once("Numba is not installed: the handler runs as plain Python, some thousand times "
-                  "slower; pip install numba")
+        _say_once(
+            "Numba is not installed: the handler runs as plain Python, some thousand times "
+            "slower; pip install numba"
+        )
         return CpuHandler(None, function, arguments, python)
     key = _cpu_key(function, message, reply, state)
     address, keep_alive = _cached_cpu_code(key)
@@ -238,15 +243,16 @@ def _compile_cpu(
 
     broken = numba_handlers.why_not_cpu()
     if broken is not None:
-        _say_once(f"Numba does not work here ({broken}): the handler runs as plain Python, some "
-                  "thousand times slower")
+        _say_once(
+            f"Numba does not work here ({broken}): the handler runs as plain Python, some "
+            "thousand times slower"
+        )
         return None, function
     compiled = numba_handlers.compile_for_cpu(function, message, reply, state)
     if numba_handlers.why_not_cuda() is None:
-        try:
+        # Where Numba's CUDA side is broken nothing is known, so nothing is refused.
+        with contextlib.suppress(NotSupportedError):
             numba_handlers.compile_for_cuda(function, message, reply, state, CHECKED_FOR)
-        except NotSupportedError:
-            pass  # Numba's CUDA side is broken here: nothing is known, so nothing is refused
     if key is not None and compiled.object_code is not None:
         cache.store(key, _CACHED_ALONE + compiled.object_code)
     return compiled.address, compiled.keep_alive
@@ -262,25 +268,16 @@ def _say_once(text: str) -> None:
 
 
 def _plain_python(function: types.FunctionType) -> Callable[[Any, Any, Any], int]:
-    """The handler over arrays of one record: fields by name as attributes, scalars as ``[0]``."""
     count = function.__code__.co_argcount
 
     def call(message: Any, reply: Any, state: Any) -> int:
-        arguments = [_record(message), _record(reply), _record(state), 0, 1]
         with np.errstate(all="ignore"):  # NumPy's error model, without its warnings
-            return int(function(*arguments[:count]))
+            return int(function(*(message, reply, state, 0, 1)[:count]))
 
     return call
 
 
-def _record(array: Any) -> Any:
-    if array is None:
-        return None
-    one = array.reshape(1)
-    return one.view(np.recarray)[0] if array.dtype.names else one
-
-
-# --- CUDA --------------------------------------------------------------------------------------------
+# --- CUDA -----------------------------------------------------------------------------------------
 def compile_for_cuda(
     handler: Handler, spec: KernelSpec, compute_capability: tuple[int, int]
 ) -> bytes:

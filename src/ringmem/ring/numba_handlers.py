@@ -27,7 +27,7 @@ __all__ = ["ENTRY", "CpuCode", "compile_for_cpu", "compile_for_cuda", "why_not_c
 ENTRY = "ringmem_handler"  # the C name under which a loop calls its handler
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_PLACE = re.compile(r'(?:File "|at )([^"\n]+?)(?:", line | \()(\d+)')
 
 
 class CpuCode(NamedTuple):
@@ -149,14 +149,17 @@ def _refused(
 ) -> InvalidValueError:
     text = _ANSI.sub("", str(error))
     own = [
-        int(line)
-        for file, line in _PLACE.findall(text)
-        if file == function.__code__.co_filename
+        int(line) for file, line in _PLACE.findall(text) if file == function.__code__.co_filename
     ]
     line = own[-1] if own else None
-    if isinstance(error, KeyError):  # what Numba raises for a field that a record lacks
-        line = line_of_attribute(function, error.args[0])
-        said = f"no such field: {error.args[0]!r}"
+    missing = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(missing, str):  # what Numba raises for a field that a record lacks
+        line = line_of_attribute(function, missing)
+        said = f"no such field: {missing!r}"
+    elif isinstance(missing, np.ufunc):  # and numba-cuda for a ufunc that it lacks
+        name = missing.__name__
+        line = line_of_attribute(function, name)
+        said = f"Numba has no np.{name} there; use a function of math or plain operators"
     elif "from none to int32" in text:
         said = "it must return an int status on every path, 0 for success"
     else:
@@ -173,7 +176,7 @@ def _first_lines(text: str) -> str:
     return "; ".join([line for line in lines if line and not line.startswith(noise)][:4])[:600]
 
 
-# --- types -----------------------------------------------------------------------------------------
+# --- types ----------------------------------------------------------------------------------------
 def _signature(
     function: python_types.FunctionType,
     message: np.dtype[Any],
@@ -212,37 +215,36 @@ def _pointer(function: python_types.FunctionType, name: str, dtype: np.dtype[Any
 def _aligned(function: python_types.FunctionType, name: str, record: Any) -> Any:
     """Return the record with its alignment stated, where every field lies at a multiple of its own.
 
-    NumPy marks only ``align=True`` dtypes, and without the mark a GPU reads byte by byte.
+    NumPy marks only ``align=True`` dtypes, and without the mark a GPU reads byte by byte. The
+    record's size is rounded up, which nobody sees: handlers get pointers to single records.
     """
     from numba import types
 
-    aligned = True
+    widest = 1
     for field, info in record.fields.items():
         unit = info.type
         while isinstance(unit, types.NestedArray):
             unit = unit.dtype
         if isinstance(unit, types.Record):
             return record
-        width = getattr(unit, "bitwidth", 8) // 8
-        width = min(width, 8)  # a complex128 is two of 8
-        if info.offset % max(width, 1):
-            aligned = False
-            if isinstance(info.type, types.NestedArray):
-                raise InvalidValueError(
-                    f"{location_of(function)}: field {field!r} of {name} is an array at offset "
-                    f"{info.offset}, no multiple of its {width} bytes, which a GPU cannot read; "
-                    "use np.dtype(..., align=True) or reorder the fields"
-                )
-    if not aligned or record.aligned:
+        width = min(getattr(unit, "bitwidth", 8) // 8, 8)  # a complex128 is two of 8
+        widest = max(widest, width)
+        if info.offset % width:
+            raise InvalidValueError(
+                f"{location_of(function)}: field {field!r} of {name} is at offset {info.offset}, "
+                f"no multiple of its {width} bytes, which a GPU cannot read; use "
+                "np.dtype(..., align=True) or reorder the fields"
+            )
+    if record.aligned:
         return record
     fields = [
-        (field, {"type": info.type, "offset": info.offset, "alignment": info.alignment, "title": info.title})
+        (field, {"type": info.type, "offset": info.offset, "alignment": None, "title": info.title})
         for field, info in record.fields.items()
     ]
-    return types.Record(fields, record.size, aligned=True)
+    return types.Record(fields, -(-record.size // widest) * widest, aligned=True)
 
 
-# --- helpers ---------------------------------------------------------------------------------------
+# --- helpers --------------------------------------------------------------------------------------
 Wrap = Callable[[python_types.FunctionType], Any]
 
 
@@ -262,9 +264,10 @@ def _rebind(
         replaced[reference.names[0]] = done[id(helper)]
     if not replaced:
         return function
+    names = function.__code__.co_freevars
     closure = tuple(
         python_types.CellType(replaced[name]) if name in replaced else cell
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in zip(names, function.__closure__ or (), strict=True)
     )
     bound = python_types.FunctionType(
         function.__code__,

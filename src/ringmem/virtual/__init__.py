@@ -6,7 +6,7 @@ import atexit
 
 from ringmem.native import _native
 from ringmem.virtual.growable import GrowableBuffer
-from ringmem.virtual.locations import Access, HostNode
+from ringmem.virtual.locations import HostNode
 from ringmem.virtual.primitives import (
     AddressRange,
     MappedRange,
@@ -23,7 +23,6 @@ from ringmem.virtual.sharing import SharedBuffer, Ticket, attach
 from ringmem.virtual.sparse import SparseBuffer
 
 __all__ = [
-    "Access",
     "AddressRange",
     "GrowableBuffer",
     "HostNode",

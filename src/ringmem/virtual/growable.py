@@ -101,7 +101,6 @@ class GrowableBuffer:
             self._device, nbytes, plain_grants(access, self._device), shareable, max_handle_nbytes
         )
         self._shareable = shareable
-        self._length = 0
         self.resize(shape)
 
     # --- size ------------------------------------------------------------------------------------
@@ -129,9 +128,11 @@ class GrowableBuffer:
         """
         length = self._length_of(shape)
         nbytes = length * self._row_nbytes
-        if not self._core.resize_in_place(nbytes):
-            self._core.resize(nbytes, self._ledger.plain(streams))
-        self._length = length
+        if self._core.resize_in_place(nbytes):
+            return
+        # A growth frees nothing, so it needs no streams.
+        shrinks = nbytes < self._core.nbytes
+        self._core.resize(nbytes, self._ledger.plain(streams) if shrinks else [])
 
     def reserve_ahead(self, nbytes: int) -> None:
         """Keep up to `nbytes` mapped beyond the size, by the mapping thread, which has no GIL.
@@ -187,9 +188,10 @@ class GrowableBuffer:
         InvalidValueError
             `length` is more than the buffer has.
         """
-        length = self._length if length is None else length
-        if not 0 <= length <= self._length:
-            raise InvalidValueError(f"length is {length}: the buffer has {self._length} rows")
+        have = len(self)
+        length = have if length is None else length
+        if not 0 <= length <= have:
+            raise InvalidValueError(f"length is {length}: the buffer has {have} rows")
         nbytes = length * self._row_nbytes
         hold = _Pin(self, nbytes)
         return borrow(
@@ -204,7 +206,7 @@ class GrowableBuffer:
 
     def fill(self, value: Any, stream: object = None) -> None:
         """Set all elements to `value`, in stream order; see :meth:`DeviceBuffer.fill`."""
-        if self._length:
+        if len(self):
             if stream is not None:
                 self.record_stream(stream)
             self.view().fill(value, stream=stream)
@@ -271,7 +273,7 @@ class GrowableBuffer:
     @property
     def shape(self) -> tuple[int, ...]:
         """Extents now."""
-        return (self._length, *self._max_shape[1:])
+        return (len(self), *self._max_shape[1:])
 
     @property
     def max_shape(self) -> tuple[int, ...]:
@@ -284,7 +286,7 @@ class GrowableBuffer:
         return math.prod(self.shape)
 
     def __len__(self) -> int:
-        return self._length
+        return self._core.nbytes // self._row_nbytes
 
     @property
     def ptr(self) -> int:
@@ -294,7 +296,7 @@ class GrowableBuffer:
     @property
     def nbytes(self) -> int:
         """int: bytes of the elements now."""
-        return self._length * self._row_nbytes
+        return self._core.nbytes
 
     @property
     def committed(self) -> int:

@@ -3,7 +3,10 @@
 #include <structmember.h>  // Py_T_PYSSIZET is public only from Python 3.12 on
 
 #include <cstddef>
+#include <memory>
 #include <string>
+
+#include "memory/reaper.hpp"
 
 namespace ringmem::bind {
 namespace {
@@ -15,6 +18,7 @@ struct AllocationObject {
   const NativeDevice* device;
   Block block;
   StreamHandle stream;
+  PyObject* stream_owner;  // keeps `stream` valid; null for a default stream
   PyObject* weak_references;
   std::atomic<bool> live;
 };
@@ -53,17 +57,58 @@ AllocationObject* self_of(PyObject* object) noexcept {
   return reinterpret_cast<AllocationObject*>(object);
 }
 
-// Whoever turns `live` off gives the block back; everybody else has nothing to do.
-Status give_back(AllocationObject* self, StreamHandle stream) noexcept {
+bool stream_closed(const AllocationObject* self) noexcept {
+  if (self->stream_owner == nullptr) [[likely]] return false;
+  return nb::inst_ptr<NativeStream>(self->stream_owner)->closed.load(std::memory_order_acquire);
+}
+
+// Its stream was closed before it: no handle names that work any more, so the reaper waits for the
+// device. The job's reference to the owner goes where Python runs.
+Status free_after_everything(const AllocationObject* self) noexcept {
+  try {
+    std::shared_ptr<PyObject> owner(Py_NewRef(self->owner), [](PyObject* held) {
+      if (!nb::is_alive()) return;
+      const nb::gil_scoped_acquire gil;
+      Py_DECREF(held);
+    });
+    ReaperJob job;
+    job.driver = self->device->driver;
+    job.what = "freeing " + std::to_string(self->block.nbytes) + " bytes of a closed stream";
+    job.run = [owner, driver = job.driver, device = self->device->ordinal, block = self->block,
+               allocator = self->allocator] {
+      // A device that cannot be waited for any more has no work left that could use the memory.
+      static_cast<void>(driver->synchronize(device));
+      return allocator->deallocate(block, default_stream);
+    };
+    Reaper::instance().post(std::move(job));
+    return Status::success;
+  } catch (...) {  // no memory or no thread for the job
+    return Status::operating_system;
+  }
+}
+
+// Whoever turns `live` off gives the block back; everybody else has nothing to do. After a failure
+// the block is as it was. `stream`: null for its own.
+Status give_back(AllocationObject* self, const StreamHandle* stream) noexcept {
   if (!self->live.exchange(false, std::memory_order_acq_rel)) return Status::success;
-  return self->allocator->deallocate(self->block, stream);
+  Status status;
+  if (stream_closed(self)) [[unlikely]] {
+    status = free_after_everything(self);
+  } else if (self->allocator->may_block()) [[unlikely]] {
+    const nb::gil_scoped_release release;
+    status = self->allocator->deallocate(self->block, stream ? *stream : self->stream);
+  } else {
+    status = self->allocator->deallocate(self->block, stream ? *stream : self->stream);
+  }
+  if (!ok(status)) [[unlikely]] self->live.store(true, std::memory_order_release);
+  return status;
 }
 
 void dealloc(PyObject* object) {
   AllocationObject* self = self_of(object);
   if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
-  const Status status = give_back(self, self->stream);
-  if (!ok(status)) [[unlikely]] {
+  const Status status = give_back(self, nullptr);
+  if (!ok(status) && status != Status::deinitialized) [[unlikely]] {
     const nb::error_scope keep_error;
     if (PyErr_WarnFormat(PyExc_ResourceWarning, 1, "an allocation of %zu bytes could not be freed: %s",
                          self->block.nbytes, status_name(status).c_str()) != 0) {
@@ -71,7 +116,9 @@ void dealloc(PyObject* object) {
     }
   }
   PyObject* owner = self->owner;
+  PyObject* stream_owner = self->stream_owner;
   delete_object(self);
+  Py_XDECREF(stream_owner);
   Py_DECREF(owner);
 }
 
@@ -94,10 +141,18 @@ PyObject* close(PyObject* object, PyObject* const* args, Py_ssize_t nargs, PyObj
     PyErr_SetString(PyExc_TypeError, "close() takes one optional argument, stream");
     return nullptr;
   }
-  StreamHandle stream = self->stream;
+  const bool given = nargs + keywords == 1 && args[0] != Py_None;
   try {
-    if (nargs + keywords == 1 && args[0] != Py_None) stream = stream_of(args[0], *self->device);
-    check(give_back(self, stream), "cuMemFreeAsync");
+    if (!self->live.load(std::memory_order_acquire)) Py_RETURN_NONE;
+    StreamHandle stream = self->stream;
+    if (given) {
+      stream = stream_of(args[0], *self->device);
+      // The stream it was allocated on may have used it, too.
+      if (stream != self->stream && self->stream != no_stream && !stream_closed(self)) {
+        check(self->allocator->record_stream(self->block, self->stream), "cuEventRecord");
+      }
+    }
+    check(give_back(self, given ? &stream : nullptr), "cuMemFreeAsync");
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -135,7 +190,9 @@ PyObject* get_nbytes(PyObject* object, void*) {
 }
 
 PyObject* get_stream(PyObject* object, void*) {
-  return PyLong_FromUnsignedLongLong(self_of(object)->stream);
+  const StreamHandle stream = self_of(object)->stream;
+  if (stream == no_stream) Py_RETURN_NONE;
+  return PyLong_FromUnsignedLongLong(stream);
 }
 
 PyObject* get_closed(PyObject* object, void*) {
@@ -170,7 +227,7 @@ PyMethodDef methods[] = {
 PyGetSetDef properties[] = {
     {"ptr", get_ptr, nullptr, "Address on the device; ClosedError after close().", nullptr},
     {"nbytes", get_nbytes, nullptr, "Bytes requested.", nullptr},
-    {"stream", get_stream, nullptr, "Handle of the stream it was allocated on.", nullptr},
+    {"stream", get_stream, nullptr, "Handle of the stream it was allocated on; None for host memory in no stream's order.", nullptr},
     {"closed", get_closed, nullptr, "Whether the memory was given back.", nullptr},
     {"owner", get_owner, nullptr, "The pool or allocator that it came from.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
@@ -198,18 +255,26 @@ PyType_Spec spec = {"ringmem.native._native.Allocation", sizeof(AllocationObject
 struct Arguments {
   std::size_t nbytes = 0;
   PyObject* stream = nullptr;
+  std::size_t alignment = 0;  // 0: that of any block
 };
 
-// (nbytes, stream=None); false with a Python error set.
-bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, Arguments* parsed) {
+[[noreturn]] void refuse(const char* name, PyObject* value, const char* remedy) {
+  throw InvalidValue(std::string(name) + "=" + nb::repr(value).c_str() + ": " + remedy);
+}
+
+// (nbytes, stream=None, alignment=None); false with a Python error set.
+bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, bool aligned,
+           Arguments* parsed) {
   PyObject* nbytes = nargs > 0 ? args[0] : nullptr;
   PyObject* stream = nargs > 1 ? args[1] : nullptr;
+  PyObject* alignment = nullptr;
   const Py_ssize_t keywords = kwnames != nullptr ? PyTuple_GET_SIZE(kwnames) : 0;
   for (Py_ssize_t i = 0; i < keywords; ++i) {
     PyObject* name = PyTuple_GET_ITEM(kwnames, i);
     PyObject** target = nullptr;
     if (PyUnicode_CompareWithASCIIString(name, "stream") == 0) target = &stream;
     if (PyUnicode_CompareWithASCIIString(name, "nbytes") == 0) target = &nbytes;
+    if (aligned && PyUnicode_CompareWithASCIIString(name, "alignment") == 0) target = &alignment;
     if (target == nullptr || *target != nullptr) {
       PyErr_Format(PyExc_TypeError, "allocate() got an unexpected argument '%U'", name);
       return false;
@@ -221,6 +286,15 @@ bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, Arguments
     return false;
   }
   parsed->stream = stream;
+  if (alignment != nullptr && alignment != Py_None) [[unlikely]] {
+    const Py_ssize_t wanted = PyNumber_AsSsize_t(alignment, PyExc_OverflowError);
+    if (wanted == -1 && PyErr_Occurred()) {
+      if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return false;
+      PyErr_Clear();
+    }
+    if (wanted <= 0) refuse("alignment", alignment, "give a power of two up to 2**30");
+    parsed->alignment = static_cast<std::size_t>(wanted);
+  }
   const Py_ssize_t value = PyNumber_AsSsize_t(nbytes, PyExc_OverflowError);
   if (value > 0) [[likely]] {
     parsed->nbytes = static_cast<std::size_t>(value);
@@ -228,15 +302,13 @@ bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, Arguments
   }
   if (value == -1 && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_OverflowError)) return false;
   PyErr_Clear();
-  PyObject* text = PyObject_Repr(nbytes);
-  const char* utf8 = text != nullptr ? PyUnicode_AsUTF8(text) : nullptr;
-  if (utf8 == nullptr) {
-    Py_XDECREF(text);
-    return false;
-  }
-  const std::string message = "nbytes=" + std::string(utf8) + ": give 1 or more bytes, below 2**63";
-  Py_DECREF(text);
-  throw InvalidValue(message);
+  refuse("nbytes", nbytes, "give 1 or more bytes, below 2**63");
+}
+
+// The Python object that keeps the stream valid: a stream of ours, else nothing.
+PyObject* owner_of_stream(nb::object&& owner) noexcept {
+  if (owner.is_none()) return nullptr;
+  return owner.release().ptr();
 }
 
 }  // namespace
@@ -245,11 +317,18 @@ PyObject* allocate_fast(const AllocationSource& source, PyObject* const* args, P
                         PyObject* kwnames) noexcept {
   try {
     Arguments parsed;
-    if (!parse(args, nargs, kwnames, &parsed)) return nullptr;
-    const StreamHandle stream =
-        stream_of(parsed.stream != nullptr ? parsed.stream : Py_None, *source.device);
+    if (!parse(args, nargs, kwnames, source.allocate_aligned != nullptr, &parsed)) return nullptr;
+    nb::object stream_owner = nb::none();
+    StreamHandle stream = stream_of(parsed.stream != nullptr ? parsed.stream : Py_None,
+                                    *source.device, &stream_owner);
+    if (source.of_host && stream_owner.is_none() && (!parsed.stream || parsed.stream == Py_None)) {
+      stream = no_stream;
+    }
     Block block;
-    if (!source.allocator->try_allocate(parsed.nbytes, stream, &block)) [[unlikely]] {
+    if (parsed.alignment != 0) [[unlikely]] {
+      nb::gil_scoped_release release;
+      block = source.allocate_aligned(*source.allocator, parsed.nbytes, stream, parsed.alignment);
+    } else if (!source.allocator->try_allocate(parsed.nbytes, stream, &block)) [[unlikely]] {
       nb::gil_scoped_release release;
       block = source.allocator->allocate(parsed.nbytes, stream);
     }
@@ -263,6 +342,7 @@ PyObject* allocate_fast(const AllocationSource& source, PyObject* const* args, P
     object->device = source.device;
     object->block = block;
     object->stream = stream;
+    object->stream_owner = owner_of_stream(std::move(stream_owner));
     object->weak_references = nullptr;
     new (&object->live) std::atomic<bool>(true);
     return reinterpret_cast<PyObject*>(object);

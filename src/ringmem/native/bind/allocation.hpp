@@ -13,9 +13,15 @@ struct AllocationSource {
   PyObject* owner;
   Allocator* allocator;
   const NativeDevice* device;
+  // Memory of the host: without a stream, neither given nor current, it is in no stream's order
+  // (`no_stream`), where memory of the device is in the default stream's.
+  bool of_host = false;
+  // Where the owner can align: `alignment=` is an argument then.
+  Block (*allocate_aligned)(Allocator&, std::size_t nbytes, StreamHandle, std::size_t alignment) =
+      nullptr;
 };
 
-// `owner.allocate(nbytes, stream=None)` in the vectorcall convention; returns a new Allocation or
+// `owner.allocate(nbytes, stream=None, alignment=None)` in the vectorcall convention; returns a new Allocation or
 // nullptr with a Python error set.
 PyObject* allocate_fast(const AllocationSource& source, PyObject* const* args, Py_ssize_t nargs,
                         PyObject* kwnames) noexcept;

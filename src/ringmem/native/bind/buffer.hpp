@@ -142,6 +142,7 @@ class Buffer {
  private:
   Status release(const StreamRef* free_on, bool finalizing) noexcept;
   Status give_back(const StreamRef& last, bool finalizing);
+  Status tell_allocator(const StreamRef& used, const StreamRef& last);
   void warn_lost(Status status) noexcept;
 
   std::atomic<std::int64_t> uses_{0};
@@ -188,6 +189,8 @@ StreamRef order_of(nb::handle stream, Buffer& lead);
 void allocate_into(Buffer& buffer, MemoryKind kind, const Request& request);
 // "DeviceBuffer (2, 3) float32 on cuda:0", for messages.
 std::string describe(const Buffer& buffer);
+// `later` waits, on the device, for the work that `earlier` has now.
+Status wait_on_device(const StreamRef& later, const StreamRef& earlier);
 // A Python exception that user code raised inside a noexcept call, kept for whoever reports it.
 void keep_python_error() noexcept;
 bool restore_python_error() noexcept;

@@ -89,10 +89,10 @@ void describe_memory(Buffer& buffer, MemoryKind kind, Spec&& spec, nb::handle de
 Block take(Allocator& allocator, MemoryKind kind, std::size_t nbytes, StreamHandle stream) {
   Block block;
   if (allocator.try_allocate(nbytes, stream, &block)) return block;
-  if (kind == MemoryKind::device && !allocator.may_block()) [[likely]] {
+  if (kind == MemoryKind::device && !allocator.allocate_may_block()) [[likely]] {
     return allocator.allocate(nbytes, stream);
   }
-  nb::gil_scoped_release release;  // page-locking 1 GiB takes 0.4 s
+  nb::gil_scoped_release release;  // page-locking 1 GiB takes 0.4 s, and a pool may wait
   return allocator.allocate(nbytes, stream);
 }
 

@@ -4,6 +4,8 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <utility>
+
 namespace ringmem::bind {
 namespace {
 
@@ -36,6 +38,19 @@ void raise(const char* name, const char* text) {
   PyErr_SetString(error_class(name).ptr(), text);
 }
 
+// What a pool knows about the shortage that this thread may be about to raise.
+struct Explanation {
+  std::size_t requested = 0;
+  PyObject* cause = nullptr;    // owned; null: none
+  PyObject* holders = nullptr;  // owned; null: nothing to say
+};
+thread_local Explanation explanation;
+
+void forget_explanation() noexcept {
+  Py_CLEAR(explanation.cause);
+  Py_CLEAR(explanation.holders);
+}
+
 // `shortage`: only where memory ran out.
 void raise_driver_error(const DriverError& error, const Shortage* shortage = nullptr) {
   nb::object cls = error_class(class_of(error.status));
@@ -49,7 +64,14 @@ void raise_driver_error(const DriverError& error, const Shortage* shortage = nul
     kwargs["largest_free_block"] = shortage->largest_free_block;
     kwargs["reserved"] = shortage->reserved;
   }
+  const bool explained = shortage && explanation.holders &&
+                         shortage->requested == std::optional(explanation.requested);
+  if (explained) kwargs["holders"] = nb::handle(explanation.holders);
   nb::object instance = cls(nb::str(error.what()), **kwargs);
+  if (explained && explanation.cause) {
+    PyException_SetCause(instance.ptr(), std::exchange(explanation.cause, nullptr));
+  }
+  forget_explanation();
   PyErr_SetObject(cls.ptr(), instance.ptr());
 }
 
@@ -68,6 +90,13 @@ void translate(const std::exception_ptr& pointer, void*) {
 }
 
 }  // namespace
+
+void explain_out_of_memory(std::size_t requested, nb::object cause, nb::object holders) {
+  forget_explanation();
+  explanation.requested = requested;
+  if (!cause.is_none()) explanation.cause = cause.release().ptr();
+  explanation.holders = holders.release().ptr();
+}
 
 void set_python_error() noexcept {
   try {

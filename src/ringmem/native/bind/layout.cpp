@@ -1,5 +1,6 @@
 // Tells Python what the layout header says, field by field, and gives it single loads and stores
 // of fields that another thread, process or device may be writing.
+#include "layout/kernel.hpp"
 #include "layout/layout.hpp"
 
 #include <nanobind/stl/string.h>
@@ -49,6 +50,8 @@ nb::typed<nb::dict, std::string, nb::object> layout_tables() {
   RINGMEM_LAYOUT_TABLE(ProducerIndex, RINGMEM_PRODUCER_INDEX_FIELDS)
   RINGMEM_LAYOUT_TABLE(ConsumerIndex, RINGMEM_CONSUMER_INDEX_FIELDS)
   RINGMEM_LAYOUT_TABLE(Line, RINGMEM_LINE_FIELDS)
+  RINGMEM_LAYOUT_TABLE(KernelRing, RINGMEM_KERNEL_RING_FIELDS)
+  RINGMEM_LAYOUT_TABLE(BlockScratch, RINGMEM_BLOCK_SCRATCH_FIELDS)
   return out;
 }
 

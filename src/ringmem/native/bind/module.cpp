@@ -13,9 +13,11 @@ NB_MODULE(_native, m) {
   bind_stream(m);
   bind_layout(m);
   bind_mapping(m);
+  bind_residency(m);
   bind_ring(m);
   bind_ring_kernel(m);
   bind_ring_call(m);
   bind_ring_aio(m);
   bind_buffer(m);
+  bind_pool(m);
 }

@@ -75,6 +75,13 @@ std::shared_ptr<Allocator> allocator_of(nb::handle argument, NativeDevice& devic
 // Python error that belongs to the exception in flight.
 void set_python_error() noexcept;
 
+// Told of a stream of ours just before it is destroyed, while it can still be named. Set once.
+inline void (*stream_closing)(const NativeDevice& device, StreamHandle stream) noexcept = nullptr;
+
+// What the OutOfMemoryError that this thread may be about to raise for a request of `requested`
+// bytes should say as well: its cause (an exception or None) and its holders. The GIL must be held.
+void explain_out_of_memory(std::size_t requested, nb::object cause, nb::object holders);
+
 void bind_errors(nb::module_& m);
 void bind_allocation(nb::module_& m);
 void bind_driver(nb::module_& m);   // Driver and its three kinds, raw operations
@@ -84,6 +91,7 @@ void bind_buffer(nb::module_& m);   // NativeBuffer
 void bind_layout(nb::module_& m);   // aligned structures
 void bind_pool(nb::module_& m);
 void bind_mapping(nb::module_& m);
+void bind_residency(nb::module_& m);
 void bind_ring(nb::module_& m);
 void bind_ring_kernel(nb::module_& m);   // CPU kernels, the watchdog
 void bind_ring_measure(nb::module_& m);  // verified echo figures

@@ -73,6 +73,7 @@ void create_stream(NativeStream* self, DeviceRef device, int priority, bool non_
 Status close_stream(NativeStream& self) noexcept {
   if (self.closed.exchange(true, std::memory_order_acq_rel)) return Status::success;
   if (!self.owned) return Status::success;
+  if (stream_closing) stream_closing(*self.device, self.handle);
   return self.device->driver->stream_destroy(self.device->ordinal, self.handle);
 }
 

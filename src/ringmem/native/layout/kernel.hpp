@@ -39,6 +39,44 @@ struct alignas(128) BlockScratch {
   u32 reserved[6];
 };
 
+}  // namespace ringmem::layout
+
+// --- tables: X(structure, field, offset) ---------------------------------------------------------
+#define RINGMEM_KERNEL_RING_FIELDS(X) \
+  X(KernelRing, control_ptr, 0)       \
+  X(KernelRing, telemetry_ptr, 8)     \
+  X(KernelRing, input_ptr, 16)        \
+  X(KernelRing, output_ptr, 24)       \
+  X(KernelRing, dead_letter_ptr, 32)  \
+  X(KernelRing, state_ptr, 40)        \
+  X(KernelRing, deadline_ns, 48)      \
+  X(KernelRing, scratch_ptr, 56)
+
+#define RINGMEM_BLOCK_SCRATCH_FIELDS(X)   \
+  X(BlockScratch, progress, 0)            \
+  X(BlockScratch, processed, 8)           \
+  X(BlockScratch, dropped, 16)            \
+  X(BlockScratch, latency_total_ns, 24)   \
+  X(BlockScratch, latency_max_ns, 32)     \
+  X(BlockScratch, latency_min_ns, 40)     \
+  X(BlockScratch, last_processed_ns, 48)  \
+  X(BlockScratch, errors, 56)             \
+  X(BlockScratch, dead_tail, 64)          \
+  X(BlockScratch, dead_head, 72)          \
+  X(BlockScratch, last_error, 80)         \
+  X(BlockScratch, paused, 84)             \
+  X(BlockScratch, ended, 88)              \
+  X(BlockScratch, corrupted, 92)
+
+namespace ringmem::layout {
+
+#define RINGMEM_LAYOUT_ASSERT_OFFSET(structure, field, offset)  \
+  static_assert(RINGMEM_OFFSETOF(structure, field) == (offset), \
+                #structure "." #field " is not at offset " #offset);
+RINGMEM_KERNEL_RING_FIELDS(RINGMEM_LAYOUT_ASSERT_OFFSET)
+RINGMEM_BLOCK_SCRATCH_FIELDS(RINGMEM_LAYOUT_ASSERT_OFFSET)
+#undef RINGMEM_LAYOUT_ASSERT_OFFSET
+
 static_assert(sizeof(KernelRing) == 64 && sizeof(BlockScratch) == 128);
 
 }  // namespace ringmem::layout

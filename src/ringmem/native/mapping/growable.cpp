@@ -1,5 +1,7 @@
 #include "mapping/growable.hpp"
 
+#include <algorithm>
+
 #include "mapping/arithmetic.hpp"
 #include "mapping/limits.hpp"
 
@@ -44,7 +46,7 @@ Growable::~Growable() {
 void Growable::resize(std::size_t nbytes, const std::vector<StreamRef>& streams) {
   if (resize_in_place(nbytes)) return;
   if (nbytes < this->nbytes()) shrink(nbytes, streams);
-  else grow(nbytes, streams);
+  else grow(nbytes);
 }
 
 // Growth into what is mapped: a step of the books, and a word to the mapping thread when what is
@@ -68,29 +70,23 @@ bool Growable::resize_in_place(std::size_t nbytes) {
   return true;
 }
 
-void Growable::grow(std::size_t nbytes, const std::vector<StreamRef>& streams) {
+// When another thread grew further meanwhile, its size stays: a growth never frees anything.
+void Growable::grow(std::size_t nbytes) {
+  std::lock_guard layout(layout_);
+  const std::size_t target = whole_pages(nbytes);
+  {
+    std::lock_guard state(state_);
+    require_open_locked();
+  }
+  if (target > mapped_) map_up_to(target);
   bool low = false;
   {
-    std::lock_guard layout(layout_);
-    std::unique_lock state(state_);
+    std::lock_guard state(state_);
     require_open_locked();
-    if (nbytes < nbytes_) {  // another thread grew further meanwhile
-      state.unlock();
-      low = true;
-    } else {
-      const std::size_t target = whole_pages(nbytes);
-      if (target > mapped_) {
-        state.unlock();
-        map_up_to(target);
-        state.lock();
-        require_open_locked();
-      }
-      nbytes_ = nbytes;
-      if (ahead_is_low_locked()) wake();
-      return;
-    }
+    nbytes_ = std::max(nbytes_, nbytes);
+    low = ahead_is_low_locked();
   }
-  if (low) shrink(nbytes, streams);
+  if (low) wake();
 }
 
 void Growable::shrink(std::size_t nbytes, const std::vector<StreamRef>& streams) {

@@ -98,7 +98,7 @@ class Growable final : public Job, public std::enable_shared_from_this<Growable>
     bool unmapped = true;  // false: everything is as before
   };
 
-  void grow(std::size_t nbytes, const std::vector<StreamRef>& streams);
+  void grow(std::size_t nbytes);
   void shrink(std::size_t nbytes, const std::vector<StreamRef>& streams);
   void map_up_to(std::size_t target);                // layout_ held
   void map_more(const std::vector<std::size_t>& sizes, const PhysicalRef* ready);  // layout_ held

@@ -8,6 +8,10 @@
 
 namespace ringmem {
 
+// Instead of a stream, where an allocator of host memory takes it: nothing on a device uses the
+// block, so it is free as soon as it is freed. No driver knows this handle.
+inline constexpr StreamHandle no_stream = ~StreamHandle{0};
+
 // A block and whatever its allocator wants to be told about it when it comes back.
 struct Block {
   DevicePtr ptr = 0;
@@ -39,6 +43,10 @@ class Allocator {
   // Work on `stream` uses the block too: reuse after deallocate waits for that work as well.
   // The stream must live until the block is deallocated.
   virtual Status record_stream(Block& block, StreamHandle stream) = 0;
+
+  // allocate, beyond what try_allocate does, may wait for device work or for somebody who has no
+  // need of the GIL: release the GIL around it.
+  virtual bool allocate_may_block() const noexcept { return true; }
 
   // deallocate may wait for device work: release the GIL around it.
   virtual bool may_block() const noexcept { return false; }

@@ -106,7 +106,11 @@ void EventCache::give_back(int device, EventHandle event) noexcept {
 StreamOrderedAllocator::StreamOrderedAllocator(DriverRef driver, int device)
     : driver_(std::move(driver)), device_(device), events_(driver_) {}
 
+StreamOrderedAllocator::StreamOrderedAllocator(DriverRef driver, int device, PoolHandle pool)
+    : driver_(std::move(driver)), device_(device), pool_(pool), owned_(false), events_(driver_) {}
+
 StreamOrderedAllocator::~StreamOrderedAllocator() {
+  if (!owned_) return;
   // Returns at once; blocks still on their way back are released when they arrive.
   if (PoolHandle pool = pool_.load()) driver_->pool_destroy(device_, pool);
 }

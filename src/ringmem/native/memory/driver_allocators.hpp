@@ -40,11 +40,14 @@ class EventCache {
 class StreamOrderedAllocator final : public Allocator {
  public:
   StreamOrderedAllocator(DriverRef driver, int device);
+  // On a pool that somebody else destroys.
+  StreamOrderedAllocator(DriverRef driver, int device, PoolHandle pool);
   ~StreamOrderedAllocator() override;
 
   Block allocate(std::size_t nbytes, StreamHandle stream) override;
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   Status record_stream(Block& block, StreamHandle stream) override;
+  bool allocate_may_block() const noexcept override { return false; }
 
   // The driver's handle, created if need be. Throws DriverError.
   PoolHandle pool();
@@ -55,6 +58,7 @@ class StreamOrderedAllocator final : public Allocator {
   DriverRef driver_;
   int device_;
   std::atomic<PoolHandle> pool_{0};
+  const bool owned_ = true;
   EventCache events_;
 };
 

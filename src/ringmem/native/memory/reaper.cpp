@@ -77,8 +77,7 @@ std::size_t Reaper::pending() const {
 bool Reaper::flush(double timeout_s) {
   std::unique_lock lock(mutex_);
   if (pid_ != getpid()) return true;
-  const std::size_t target = finished_ + pending_;
-  auto enough = [&] { return finished_ >= target || pending_ == 0; };
+  auto enough = [&] { return pending_ == 0; };
   if (timeout_s < 0) {
     done_.wait(lock, enough);
     return true;
@@ -155,7 +154,6 @@ void Reaper::loop() {
         done_jobs_.push_back(std::move(*job));
         if (hooks_.done) hooks_.done();
         --pending_;
-        ++finished_;
         done_.notify_all();
       }
       job = waiting.erase(job);

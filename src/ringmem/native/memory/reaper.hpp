@@ -40,7 +40,8 @@ class Reaper {
   // Jobs posted and not done yet.
   std::size_t pending() const;
 
-  // Waits until what was posted so far is done; false when the time is up first. Hold no GIL.
+  // Waits until nothing is pending; false when the time is up first. Negative: no limit. Hold no
+  // GIL.
   bool flush(double timeout_s);
 
   // What a job holds may only be let go of where its owner says (Python objects: under the GIL),
@@ -70,7 +71,6 @@ class Reaper {
   std::condition_variable done_;
   std::deque<ReaperJob> queue_;
   std::size_t pending_ = 0;
-  std::size_t finished_ = 0;  // jobs done since the start, in any order
   int pid_ = 0;               // of the process that runs the thread; a forked child has none
   std::deque<ReaperJob> done_jobs_;
   Hooks hooks_;

@@ -7,6 +7,11 @@ namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
+// What a second release answers when the first one, which "failed", had released.
+bool is_gone(Status status) noexcept {
+  return status == Status::invalid_value || status == Status::invalid_handle;
+}
+
 // Calls visit(ptr, nbytes) for each run of pieces that touch.
 template <typename Visit>
 Status for_each_run(const std::vector<Backing::Piece>& pieces, std::size_t count, Visit&& visit) {
@@ -23,8 +28,8 @@ Status for_each_run(const std::vector<Backing::Piece>& pieces, std::size_t count
 
 }  // namespace
 
-Backing::Backing(Driver& driver, PhysicalProps props, std::vector<AccessGrant> grants)
-    : driver_(driver), props_(props), grants_(std::move(grants)), handles_(1) {}
+Backing::Backing(Driver& driver, int device, PhysicalProps props, std::vector<AccessGrant> grants)
+    : driver_(driver), device_(device), props_(props), grants_(std::move(grants)), handles_(1) {}
 
 Status Backing::find_page_bytes() noexcept {
   if (page_bytes_) return Status::success;
@@ -49,6 +54,26 @@ Status Backing::open(std::size_t nbytes, std::size_t least) noexcept {
     return Status::out_of_memory;
   }
   return status;
+}
+
+Status Backing::open_chunks(std::size_t nbytes) {
+  constexpr std::size_t most_chunks = 1 << 16;
+  handles_.reserve(most_chunks);  // real() reads it beside a growth
+  page_bytes_ = std::size_t{2} << 20;
+  base_ = DevicePtr{1} << 60;
+  nbytes_ = nbytes / page_bytes_ * page_bytes_;
+  pages_.resize(nbytes_ / page_bytes_, none);
+  chunked_ = true;
+  return Status::success;
+}
+
+DevicePtr Backing::name_of(DevicePtr real) const noexcept {
+  for (const Handle& handle : handles_) {
+    if (handle.at && real >= handle.id && real - handle.id < handle.nbytes) {
+      return handle.at + (real - handle.id);
+    }
+  }
+  return 0;
 }
 
 std::uint32_t Backing::new_index() {
@@ -81,12 +106,18 @@ void Backing::count_reserved(std::size_t nbytes) noexcept {
   if (now > counters_.peak_reserved.load(relaxed)) counters_.peak_reserved.store(now, relaxed);
 }
 
+Status Backing::make(std::size_t nbytes, PhysicalHandle* id) noexcept {
+  counters_.calls.fetch_add(1, relaxed);
+  if (!chunked_) return driver_.mem_create(nbytes, props_, id);
+  if (handles_.size() == handles_.capacity() && spare_.empty()) return Status::out_of_memory;
+  return driver_.mem_alloc(device_, nbytes, id);
+}
+
 Status Backing::create(Piece* piece) {
   const std::uint32_t index = new_index();
   Handle& handle = handles_[index];
   handle = {0, 0, piece->nbytes};
-  counters_.calls.fetch_add(1, relaxed);
-  const Status status = driver_.mem_create(piece->nbytes, props_, &handle.id);
+  const Status status = make(piece->nbytes, &handle.id);
   if (!ok(status)) {
     spare_.push_back(index);
     return status;
@@ -97,6 +128,7 @@ Status Backing::create(Piece* piece) {
 }
 
 Status Backing::grant(const std::vector<Piece>& pieces) noexcept {
+  if (chunked_) return Status::success;
   return for_each_run(pieces, pieces.size(), [this](DevicePtr ptr, std::size_t nbytes) {
     counters_.calls.fetch_add(1, relaxed);
     return driver_.mem_set_access(ptr, nbytes, grants_.data(), grants_.size());
@@ -128,13 +160,14 @@ Status Backing::fill(const std::vector<Piece>& wanted, const char** failed) {
   // All is created before anything is mapped: running out of memory is what usually fails.
   for (Piece& piece : pieces) {
     if (piece.handle != none) continue;
-    *failed = "cuMemCreate";
+    *failed = chunked_ ? "cuMemAlloc" : "cuMemCreate";
     status = create(&piece);
     if (!ok(status)) break;
     created.push_back(piece.handle);
   }
   for (; ok(status) && mapped < pieces.size(); ++mapped) {
     *failed = "cuMemMap";
+    if (chunked_) continue;
     counters_.calls.fetch_add(1, relaxed);
     const Piece& piece = pieces[mapped];
     status = driver_.mem_map(piece.at, piece.nbytes, handles_[piece.handle].id);
@@ -158,6 +191,7 @@ Status Backing::fill(const std::vector<Piece>& wanted, const char** failed) {
 }
 
 Status Backing::unmap(DevicePtr ptr, std::size_t nbytes) noexcept {
+  if (chunked_) return Status::success;
   counters_.calls.fetch_add(1, relaxed);
   return driver_.mem_unmap(ptr, nbytes);
 }
@@ -165,9 +199,8 @@ Status Backing::unmap(DevicePtr ptr, std::size_t nbytes) noexcept {
 Status Backing::release(std::uint32_t index, bool again) noexcept {
   Handle& handle = handles_[index];
   counters_.calls.fetch_add(1, relaxed);
-  Status status = driver_.mem_release(handle.id);
-  const bool gone = status == Status::invalid_value || status == Status::invalid_handle;
-  if (again && gone) status = Status::success;  // the call that "failed" had released it
+  Status status = chunked_ ? driver_.mem_free(device_, handle.id) : driver_.mem_release(handle.id);
+  if (again && is_gone(status)) status = Status::success;  // the call that "failed" had released it
   if (!ok(status)) return status;
   counters_.reserved.fetch_sub(handle.nbytes, relaxed);
   counters_.released.fetch_add(1, relaxed);
@@ -182,8 +215,13 @@ Status Backing::close() noexcept {
     if (!ok(status) && ok(first)) first = status;
     return ok(status);
   };
-  std::erase_if(orphans_, [&](PhysicalHandle id) { return keep(driver_.mem_release(id)); });
-  if (base_ && ok(first)) {
+  std::erase_if(orphans_, [&](PhysicalHandle id) {
+    const Status status = chunked_ ? driver_.mem_free(device_, id) : driver_.mem_release(id);
+    return is_gone(status) || keep(status);
+  });
+  if (chunked_) {
+    base_ = 0;
+  } else if (base_ && ok(first)) {
     counters_.calls.fetch_add(1, relaxed);
     if (keep(driver_.address_free(base_, nbytes_))) base_ = 0;
   }

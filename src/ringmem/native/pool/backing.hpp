@@ -38,12 +38,23 @@ class Backing {
     std::atomic<std::size_t> peak_reserved{0};
   };
 
-  Backing(Driver& driver, PhysicalProps props, std::vector<AccessGrant> grants);
+  Backing(Driver& driver, int device, PhysicalProps props, std::vector<AccessGrant> grants);
   Backing(const Backing&) = delete;
   Backing& operator=(const Backing&) = delete;
 
   // Reserves the addresses: about `nbytes`, less if the driver has no such range.
   Status open(std::size_t nbytes, std::size_t least) noexcept;
+  // Where the device has no virtual memory: every handle is a plain allocation of the driver, and
+  // the addresses here are only names of places; real() tells what they stand for. Nothing moves.
+  Status open_chunks(std::size_t nbytes);
+  bool chunked() const noexcept { return chunked_; }
+  DevicePtr real(DevicePtr ptr) const noexcept {
+    if (!chunked_) [[likely]] return ptr;
+    const Handle& handle = handles_[handle_at(ptr)];
+    return handle.id + (ptr - handle.at);
+  }
+  // The other way; 0 if no chunk holds it.
+  DevicePtr name_of(DevicePtr real) const noexcept;
   bool is_open() const noexcept { return base_ != 0; }
   DevicePtr base() const noexcept { return base_; }
   std::size_t nbytes() const noexcept { return nbytes_; }
@@ -73,6 +84,7 @@ class Backing {
   void reset_peak() noexcept { counters_.peak_reserved.store(counters_.reserved.load()); }
 
  private:
+  Status make(std::size_t nbytes, PhysicalHandle* id) noexcept;
   Status create(Piece* piece);
   Status grant(const std::vector<Piece>& pieces) noexcept;
   void undo(const std::vector<Piece>& pieces, std::size_t mapped,
@@ -82,6 +94,7 @@ class Backing {
   void count_reserved(std::size_t nbytes) noexcept;
 
   Driver& driver_;
+  const int device_;
   const PhysicalProps props_;
   const std::vector<AccessGrant> grants_;
   std::size_t page_bytes_ = 0;
@@ -92,6 +105,7 @@ class Backing {
   std::vector<std::uint32_t> spare_;    // indices not in use
   std::vector<PhysicalHandle> orphans_; // whose release failed in an undo: tried again at close()
   bool undone_ = true;
+  bool chunked_ = false;
   Counters counters_;
 };
 

@@ -29,7 +29,7 @@ struct PoolOptions {
   // calls. Without it pages move only when the limit or the device is reached.
   bool tight = false;
   PoolPolicy policy = PoolPolicy::best_fit;
-  bool debug = false;      // poison, red zones and an order check: see debug.hpp for what it costs
+  bool debug = false;  // poison, red zones, an order check: Pool::front() is a DebugAllocator
   bool shareable = false;  // handles can be exported
   bool rdma = false;       // handles can be used for GPUDirect RDMA
   std::vector<AccessGrant> peers;  // who may use the memory besides its device

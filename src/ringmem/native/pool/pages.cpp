@@ -44,23 +44,16 @@ Pages::Pages(Driver& driver, int device, const PoolOptions& options, StreamOrder
       streams_(streams),
       heap_(heap),
       limit_(options.limit),
-      backing_(driver, props_of(device, options), grants_of(device, options)) {}
+      backing_(driver, device, props_of(device, options), grants_of(device, options)) {}
 
-Status Pages::open(const char** failed) noexcept {
+Status Pages::open(const char** failed) {
   if (backing_.is_open()) return Status::success;
   *failed = "cuMemGetInfo";
   MemoryInfo info;
   Status status = driver_.memory_info(device_, &info);
   if (!ok(status)) return status;
   device_bytes_ = info.total;
-  *failed = "cuMemGetAllocationGranularity";
-  status = backing_.find_page_bytes();
-  if (!ok(status)) return status;
-  // Addresses cost nothing and moving pages uses them up until their old mappings go: ten times the
-  // device, a fifth of it for the medium space.
-  *failed = "cuMemAddressReserve";
-  status = backing_.open(info.total / backing_.page_bytes() * backing_.page_bytes() * 10,
-                         info.total);
+  status = open_range(info.total, failed);
   if (!ok(status)) return status;
   const std::size_t page = backing_.page_bytes();
   const std::size_t medium = backing_.nbytes() / 5 / page * page;
@@ -68,6 +61,28 @@ Status Pages::open(const char** failed) noexcept {
   heap_.medium.place(backing_.base(), medium, page);
   heap_.large.place(backing_.base() + medium, backing_.nbytes() - medium, page);
   return status;
+}
+
+// Addresses cost nothing, and moving pages uses them up until their old mappings go: ten times the
+// device. A device without virtual memory has chunks instead.
+Status Pages::open_range(std::size_t device_bytes, const char** failed) {
+  int capable = 0;
+  *failed = "cuDeviceGetAttribute";
+  Status status = driver_.attribute(device_, Attribute::virtual_memory_management, &capable);
+  if (!ok(status)) return status;
+  if (!capable) {
+    // Shareable handles and peers are a matter of mappings, which chunks have none of.
+    if (options_.shareable || options_.rdma || !options_.peers.empty()) {
+      return Status::not_supported;
+    }
+    return backing_.open_chunks(device_bytes * 10);
+  }
+  *failed = "cuMemGetAllocationGranularity";
+  status = backing_.find_page_bytes();
+  if (!ok(status)) return status;
+  *failed = "cuMemAddressReserve";
+  const std::size_t page = backing_.page_bytes();
+  return backing_.open(device_bytes / page * page * 10, device_bytes);
 }
 
 std::size_t Pages::room() const noexcept {
@@ -116,13 +131,18 @@ void Pages::cut_pieces(DevicePtr at, std::size_t nbytes,
 Node* Pages::grow(Space& space, std::uint32_t units, Status* status, const char** failed) {
   const Timer timer(growth_ns_);
   *status = Status::success;
-  if (device_room_ != SIZE_MAX) ask_device();
+  if (backing_.chunked()) return create_chunk(space, units, status, failed);
+  if (device_room_ != SIZE_MAX) {
+    sweep();
+    ask_device();
+  }
   if (!options_.tight) {
     if (Node* node = create_at_end(space, units, status, failed)) return node;
     if (!ok(*status) && *status != Status::out_of_memory) return nullptr;
   }
   const Timer moving(remap_ns_);
   sweep();
+  if (device_room_ != SIZE_MAX) ask_device();
   // Free handles first. Where they are too large, one is given back for room to create what fits;
   // and where there are none, room is used that tightness would not.
   std::size_t budget = options_.tight ? 0 : room();
@@ -162,6 +182,31 @@ Node* Pages::create_at_end(Space& space, std::uint32_t units, Status* status,
   return commit(&plan, units);
 }
 
+// A plain allocation of the driver, beside the others and joined to none. Where there is no room,
+// the chunks that are all free go first.
+Node* Pages::create_chunk(Space& space, std::uint32_t units, Status* status, const char** failed) {
+  constexpr std::size_t usual = 32 * mib;
+  const std::size_t page = backing_.page_bytes();
+  const std::size_t least = round_up(std::size_t{units} * unit_bytes, page);
+  for (const std::size_t nbytes : {std::max(least, usual), least, least}) {
+    Plan plan{&space, {}, {}, {}, {}};
+    if (nbytes <= room() && nbytes + page <= space.room()) {
+      {
+        const SpinGuard guard(heap_.lock);
+        space.become_stale(space.append(page));  // a gap that nothing is joined across
+        plan.window.parts.push_back(space.append(nbytes));
+        plan.window.was_free.push_back(false);
+      }
+      plan.pieces.push_back({plan.window.parts.front()->ptr, nbytes, Backing::none});
+      *status = backing_.fill(plan.pieces, failed);
+      if (ok(*status)) return commit(&plan, units);
+      roll_back(&plan);
+    }
+    if (nbytes == least) (void)trim(0);
+  }
+  return nullptr;
+}
+
 // Small free nodes first: what they hold is the least likely to be of use.
 Status Pages::trim(std::size_t keep) {
   sweep();
@@ -199,11 +244,10 @@ void Pages::sweep() {
   streams_.poll();
   std::vector<Stale> left;
   for (Stale& stale : stale_) {
-    if (stale.handle != Backing::none && ok(backing_.release(stale.handle, true))) {
-      stale.handle = Backing::none;
-    }
     const bool done = streams_.complete(stale.tag);
     if (!done) streams_.record(stale.tag);
+    const bool due = stale.handle != Backing::none && (done || !backing_.chunked());
+    if (due && ok(backing_.release(stale.handle, true))) stale.handle = Backing::none;
     if (!done || stale.handle != Backing::none ||
         !ok(backing_.unmap(stale.node->ptr, stale.node->nbytes()))) {
       left.push_back(stale);

@@ -38,7 +38,7 @@ class Pages {
   std::mutex& mutex() noexcept { return mutex_; }
 
   // Reserves the addresses; does nothing once that is done.
-  Status open(const char** failed) noexcept;
+  Status open(const char** failed);
   // A live node of `units`, from memory created or moved; nullptr when there is none to be had:
   // then `status` and `failed` say what the driver answered, success if the limit was in the way.
   Node* grow(Space& space, std::uint32_t units, Status* status, const char** failed);
@@ -84,6 +84,8 @@ class Pages {
     std::vector<Backing::Piece> pieces;
   };
 
+  Status open_range(std::size_t device_bytes, const char** failed);
+  Node* create_chunk(Space& space, std::uint32_t units, Status* status, const char** failed);
   Node* create_at_end(Space& space, std::uint32_t units, Status* status, const char** failed);
   // Creates no more than `budget`. On failure `left` is what was lacking, 0 if the driver failed.
   Node* remap(Space& space, std::uint32_t units, std::size_t budget, std::size_t* left,

@@ -3,6 +3,8 @@
 
 #include <bit>
 
+#include "pool/debug.hpp"
+
 namespace ringmem {
 
 using namespace pool;
@@ -29,7 +31,13 @@ Pool::Pool(DriverRef driver, int device, PoolOptions options)
       threshold_(options_.release_threshold),
       streams_(*driver_, device),
       heap_(streams_),
-      pages_(*driver_, device, options_, streams_, heap_) {}
+      pages_(*driver_, device, options_, streams_, heap_) {
+  if (options_.debug) debug_ = std::make_unique<DebugAllocator>(*this);
+}
+
+Allocator& Pool::front() noexcept {
+  return debug_ ? static_cast<Allocator&>(*debug_) : *this;
+}
 
 void Pool::check_open() const {
   if (foreign()) {
@@ -58,7 +66,7 @@ bool Pool::take_parked(std::size_t nbytes, Shard& shard, Block* block, Node** pa
   node->tag = {0, shard.changes};
   node->become(NodeState::live);
   shard.count_allocation(nbytes, node->nbytes(), levels_);
-  *block = {node->ptr, nbytes, node};
+  *block = {address(node), nbytes, node};
   return true;
 }
 
@@ -109,6 +117,10 @@ Block Pool::allocate(std::size_t nbytes, StreamHandle stream, std::size_t alignm
   if (alignment <= small_step) return allocate(nbytes, stream);
   check_open();
   if (nbytes - 1 >= largest_request) refuse_size(nbytes);
+  if (chunked()) {
+    throw DriverError(Status::not_supported, "Pool.allocate",
+                      "alignment beyond 256 bytes needs a device with virtual memory");
+  }
   return allocate_slow(nbytes, alignment, streams_.slot_of(stream), stream);
 }
 
@@ -126,7 +138,7 @@ Block Pool::finish(Node* node, std::size_t nbytes, int slot) noexcept {
   node->home.store(static_cast<std::uint8_t>(slot), relaxed);
   node->tag = {0, ++shard.changes};
   shard.count_allocation(nbytes, node->nbytes(), levels_);
-  return {node->ptr, nbytes, node};
+  return {address(node), nbytes, node};
 }
 
 // --- deallocate ----------------------------------------------------------------------------------
@@ -140,7 +152,7 @@ Status Pool::deallocate(const Block& block, StreamHandle stream) noexcept {
   const int home = node->home.load(relaxed);
   Shard& shard = shards_[home];
   shard.lock.lock();
-  if (!node->is(NodeState::live) || node->ptr != block.ptr || node->home.load(relaxed) != home)
+  if (!node->is(NodeState::live) || address(node) != block.ptr || node->home.load(relaxed) != home)
       [[unlikely]] {
     shard.lock.unlock();
     return Status::illegal_state;
@@ -253,7 +265,12 @@ Status Pool::record_stream(Block& block, StreamHandle stream) {
   return Status::success;
 }
 
-bool Pool::find(DevicePtr ptr, Block* block) {
+bool Pool::find(DevicePtr real, Block* block) {
+  DevicePtr ptr = real;
+  if (chunked()) {
+    const std::lock_guard growing(pages_.mutex());
+    ptr = pages_.backing().name_of(real);
+  }
   SmallBlock* small = nullptr;
   Span* span = nullptr;
   {
@@ -261,18 +278,18 @@ bool Pool::find(DevicePtr ptr, Block* block) {
     Node* node = heap_.covering(ptr);
     if (!node) return false;
     if (node->is(NodeState::live) && node->ptr == ptr) {
-      *block = {ptr, node->requested, node};
+      *block = {real, node->requested, node};
       return true;
     }
     if (!node->is(NodeState::span)) return false;
     span = node->blocks;
-    const std::size_t offset = ptr - span->base;
+    const std::size_t offset = real - span->base;
     if (offset % span->block_bytes || offset / span->block_bytes >= span->count) return false;
     small = span->blocks() + offset / span->block_bytes;
   }
   const SpinGuard guard(shards_[span->home.load(relaxed)].lock);
-  if (small->state != SmallState::live || span->ptr_of(*small) != ptr) return false;
-  *block = {ptr, small->requested, record_of(small)};
+  if (small->state != SmallState::live || span->ptr_of(*small) != real) return false;
+  *block = {real, small->requested, record_of(small)};
   return true;
 }
 

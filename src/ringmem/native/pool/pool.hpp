@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -25,6 +26,8 @@
 
 namespace ringmem {
 
+class DebugAllocator;
+
 class Pool final : public Allocator {
  public:
   // Asked when memory is out, with no lock held: true asks for one more try. May use the pool.
@@ -38,6 +41,10 @@ class Pool final : public Allocator {
   Pool(DriverRef driver, int device, PoolOptions options = {});
   // Gives everything back if nothing lives; else leaves all as it is, for the process's end.
   ~Pool() override;
+
+  // What users allocate from: the pool itself, or with options.debug its debug allocator.
+  Allocator& front() noexcept;
+  DebugAllocator* debug() noexcept { return debug_.get(); }
 
   // --- allocation ------------------------------------------------------------------------------
   bool try_allocate(std::size_t nbytes, StreamHandle stream, Block* block) noexcept override;
@@ -53,6 +60,11 @@ class Pool final : public Allocator {
   bool find(DevicePtr ptr, Block* block);
   // To be called before a stream that this pool has seen is destroyed.
   void release_stream(StreamHandle stream);
+
+  // The device has no virtual memory: the pool works on plain chunks of the driver. Then nothing
+  // moves, alignment ends at 256 bytes, and trimming calls cuMemFree, which waits for the device.
+  // Known from the first allocation on.
+  bool chunked() const noexcept { return pages_.backing().chunked(); }
 
   // --- memory held -----------------------------------------------------------------------------
   std::size_t limit() const noexcept { return pages_.limit(); }
@@ -106,6 +118,9 @@ class Pool final : public Allocator {
   static constexpr std::uint64_t gate_closed = ~std::uint64_t{0};
 
   // pool.cpp: the fast paths
+  DevicePtr address(const pool::Node* node) const noexcept {
+    return pages_.backing().real(node->ptr);
+  }
   bool take_parked(std::size_t nbytes, pool::Shard& shard, Block* block,
                    pool::Node** parked) noexcept;
   Block finish(pool::Node* node, std::size_t nbytes, int slot) noexcept;
@@ -166,6 +181,7 @@ class Pool final : public Allocator {
   std::mutex callback_mutex_;
   std::vector<std::pair<int, OutOfMemoryCallback>> callbacks_;
   int next_callback_ = 0;
+  std::unique_ptr<DebugAllocator> debug_;
 };
 
 }  // namespace ringmem

@@ -1,6 +1,7 @@
 // What is not allocation: limits, trimming, figures, closing.
 #include <algorithm>
 
+#include "pool/debug.hpp"
 #include "pool/pool.hpp"
 
 namespace ringmem {
@@ -157,7 +158,7 @@ std::vector<Pool::LiveBlock> Pool::live_blocks(std::size_t most) const {
     const SpinGuard guard(heap_.lock);
     for (const Space* space : {&heap_.medium, &heap_.large}) {
       for (Node* node = space->first(); node && blocks.size() < most; node = node->next) {
-        if (node->is(NodeState::live)) blocks.push_back({node->ptr, node->requested});
+        if (node->is(NodeState::live)) blocks.push_back({address(node), node->requested});
         if (!node->is(NodeState::span)) continue;
         Span* span = node->blocks;
         for (std::uint16_t i = 0; i < span->count && blocks.size() < most; ++i) {
@@ -218,6 +219,7 @@ Pool::~Pool() {
     return;
   }
   try {
+    debug_.reset();
     if (live_count() != 0) return;
     (void)close();
   } catch (...) {  // the process's end gives back what the driver would not take

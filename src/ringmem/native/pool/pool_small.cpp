@@ -47,6 +47,7 @@ Span* Pool::new_span(int size_class, int slot, StreamHandle stream) {
   const SpinGuard guard(heap_.lock);
   Span* span = spans_.get(size_class, node);
   span->home.store(static_cast<std::uint8_t>(slot), relaxed);
+  span->base = address(node);
   node->blocks = span;
   node->become(NodeState::span);
   return span;

@@ -272,8 +272,11 @@ Pages::Leaving Pages::isolate(std::uint32_t index, Node* home) {
 
 // Releases it; its addresses are unmapped once nobody can use them. Without the heap lock.
 Status Pages::send_back(const Leaving& leaving) {
-  const Status status = backing_.release(leaving.handle);
-  const bool unmapped = ok(status) && streams_.complete(leaving.tag) &&
+  const bool complete = streams_.complete(leaving.tag);
+  // A chunk that is freed is gone at once, unlike a handle that is mapped.
+  const bool wait = backing_.chunked() && !complete;
+  const Status status = wait ? Status::not_ready : backing_.release(leaving.handle);
+  const bool unmapped = ok(status) && complete &&
                         ok(backing_.unmap(leaving.node->ptr, leaving.node->nbytes()));
   const SpinGuard guard(heap_.lock);
   Space& space = heap_.space_of(*leaving.node);
@@ -283,7 +286,7 @@ Status Pages::send_back(const Leaving& leaving) {
     space.become_stale(leaving.node);
     stale_.push_back({leaving.node, leaving.tag, ok(status) ? Backing::none : leaving.handle});
   }
-  return status;
+  return wait ? Status::success : status;
 }
 
 // --- afterwards --------------------------------------------------------------------------------------

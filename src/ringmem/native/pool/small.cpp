@@ -1,5 +1,7 @@
 #include "pool/small.hpp"
 
+#include <sys/mman.h>
+
 #include <new>
 
 namespace ringmem::pool {
@@ -7,7 +9,24 @@ namespace ringmem::pool {
 static_assert(sizeof(Span) % alignof(SmallBlock) == 0);
 
 SpanStore::~SpanStore() {
-  for (void* memory : memory_) std::free(memory);
+  for (void* chunk : chunks_) std::free(chunk);
+}
+
+void* SpanStore::carve(std::size_t nbytes) {
+  nbytes = round_up(nbytes, 64);
+  if (used_ + nbytes > chunk_bytes) {
+    chunks_.push_back(nullptr);
+    chunks_.back() = std::aligned_alloc(chunk_bytes, chunk_bytes);
+    if (!chunks_.back()) {
+      chunks_.pop_back();
+      throw std::bad_alloc();
+    }
+    (void)madvise(chunks_.back(), chunk_bytes, MADV_HUGEPAGE);
+    used_ = 0;
+  }
+  void* memory = static_cast<char*>(chunks_.back()) + used_;
+  used_ += nbytes;
+  return memory;
 }
 
 Span* SpanStore::get(int size_class, Node* node) {
@@ -16,11 +35,7 @@ Span* SpanStore::get(int size_class, Node* node) {
   if (span) {
     spare_[size_class] = span->next;
   } else {
-    memory_.push_back(nullptr);
-    void* memory = std::malloc(sizeof(Span) + count * sizeof(SmallBlock));
-    if (!memory) throw std::bad_alloc();
-    memory_.back() = memory;
-    span = new (memory) Span;
+    span = new (carve(sizeof(Span) + count * sizeof(SmallBlock))) Span;
     for (std::uint16_t i = 0; i < count; ++i) new (span->blocks() + i) SmallBlock{0, 0, i};
   }
   span->node = node;

@@ -97,8 +97,13 @@ class SpanStore {
   void put(Span* span) noexcept;
 
  private:
+  // Records lie in huge pages: a million of them would miss the TLB at every free.
+  static constexpr std::size_t chunk_bytes = std::size_t{2} << 20;
+  void* carve(std::size_t nbytes);
+
   std::array<Span*, small_classes> spare_{};
-  std::vector<void*> memory_;
+  std::vector<void*> chunks_;
+  std::size_t used_ = chunk_bytes;  // of the last chunk
 };
 
 }  // namespace ringmem::pool

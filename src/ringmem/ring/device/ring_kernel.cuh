@@ -569,6 +569,11 @@ __device__ void block_loop(const KernelRing& launch, BlockMemory& block, WorkerM
 // ---------------------------------------------------------------------------------------------
 // Service.
 
+template <class T>
+__device__ __forceinline__ T of_lane_beyond(T value, u32 step) {
+  return __shfl_xor_sync(full_mask, value, step);
+}
+
 // Sums of the block's workers (lane w holds worker w; at most 31 workers).
 __device__ void report_block(BlockMemory& block, BlockScratch* scratch) {
   const u32 lane = threadIdx.x & 31;
@@ -592,23 +597,22 @@ __device__ void report_block(BlockMemory& block, BlockScratch* scratch) {
     mine.ended = peek(report.ended);
   }
   for (u32 step = 16; step > 0; step >>= 1) {
-    const auto other = [step](auto value) { return __shfl_xor_sync(full_mask, value, step); };
-    const u64 progress = other(mine.progress);
+    const u64 progress = of_lane_beyond(mine.progress, step);
     if (progress < mine.progress) mine.progress = progress;
-    mine.processed += other(mine.processed);
-    mine.dropped += other(mine.dropped);
-    mine.errors += other(mine.errors);
-    mine.latency_total_ns += other(mine.latency_total_ns);
-    const u64 max = other(mine.latency_max_ns);
+    mine.processed += of_lane_beyond(mine.processed, step);
+    mine.dropped += of_lane_beyond(mine.dropped, step);
+    mine.errors += of_lane_beyond(mine.errors, step);
+    mine.latency_total_ns += of_lane_beyond(mine.latency_total_ns, step);
+    const u64 max = of_lane_beyond(mine.latency_max_ns, step);
     if (max > mine.latency_max_ns) mine.latency_max_ns = max;
-    const u64 min = other(mine.latency_min_ns);
+    const u64 min = of_lane_beyond(mine.latency_min_ns, step);
     if (min < mine.latency_min_ns) mine.latency_min_ns = min;
-    const u64 last = other(mine.last_processed_ns);
-    const i32 error = other(mine.last_error);
+    const u64 last = of_lane_beyond(mine.last_processed_ns, step);
+    const i32 error = of_lane_beyond(mine.last_error, step);
     if (last > mine.last_processed_ns || mine.last_error == 0) mine.last_error = error != 0 ? error : mine.last_error;
     if (last > mine.last_processed_ns) mine.last_processed_ns = last;
-    mine.paused &= other(mine.paused);
-    mine.ended &= other(mine.ended);
+    mine.paused &= of_lane_beyond(mine.paused, step);
+    mine.ended &= of_lane_beyond(mine.ended, step);
   }
   if (lane == 0) {
     store_u64(&scratch->processed, mine.processed);

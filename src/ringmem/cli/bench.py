@@ -1,0 +1,99 @@
+"""``ringmem bench``: a group of measurements, each a command of its own module."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["bench"]
+
+bench = typer.Typer(help="Measure, beside other libraries where these are installed.")
+
+
+@bench.command()
+def pool(
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="[default: the first CUDA device, or cpu]"),
+    ] = None,
+    against: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Peers, by commas: torch, cupy, rmm-arena, rmm-binning, rmm-async, rmm-pool, "
+            "cuda.core; on a CUDA device.",
+        ),
+    ] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="A quarter of the rounds.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, and nothing else on stdout.")
+    ] = False,
+) -> None:
+    """Time allocations: the pair, typed, in C++, a random mix, many live, threads, pinned."""
+    from ringmem.cli.app import errors_in_one_line, print_json
+
+    with errors_in_one_line():
+        from ringmem.cli.bench_pool import run_bench
+        from ringmem.cli.progress import LateProgress
+        from ringmem.device import Device
+
+        where = Device(device)
+        names = [name.strip() for name in against.split(",") if name.strip()]
+        with LateProgress() as progress:
+            rows = run_bench(where, names, quick=quick, progress=progress.update)
+        if as_json:
+            print_json({"device": where.name, "product_name": where.product_name, "rows": rows})
+        else:
+            _show(rows)
+
+
+@bench.command()
+def bridge(
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="[default: the first CUDA device, or cpu]"),
+    ] = None,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Flushes timed at each size; the median counts.")
+    ] = 50,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, and nothing else on stdout.")
+    ] = False,
+) -> None:
+    """Time the flushes of each transfer strategy beside raw pinned copies of the same bytes.
+
+    Exits with 1 if a message did not arrive as it was sent.
+    """
+    from ringmem.cli.app import FAILED, errors_in_one_line, fail, print_json
+
+    with errors_in_one_line():
+        from ringmem.cli import bench_bridge
+
+        result = bench_bridge.run(device, repeat)
+        if as_json:
+            print_json(result)
+        else:
+            bench_bridge.show(result)
+        if not result["verified"]:
+            raise fail("a message did not arrive as it was sent", FAILED)
+
+
+def _show(rows: list[dict[str, object]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2))
+    for column in ("what", "median", "p99", "unit", "bar", ""):
+        table.add_column(column, justify="left" if column in ("what", "unit") else "right")
+    for row in rows:
+        bar = row.get("bar")
+        table.add_row(
+            str(row["name"]),
+            f"{row['median']:.1f}",
+            f"{row['p99']:.1f}",
+            str(row["unit"]),
+            f"{bar:.1f}" if isinstance(bar, float | int) else "",
+            "" if bar is None else "ok" if row["passed"] else "MISSED",
+        )
+    Console(highlight=False).print(table)

@@ -1,0 +1,459 @@
+// The pool's Python class: allocation without a parser in the way, limits, callbacks, figures, the
+// end. Python's floor 4 subclasses PoolBase.
+#include "bind/pool.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+namespace ringmem::bind {
+namespace {
+
+// --- streams that go -----------------------------------------------------------------------------
+
+// Pools must hear of a stream before it is destroyed. Expired entries are dropped as they are met.
+std::mutex pools_mutex;
+std::vector<std::weak_ptr<Pool>>& pools() {
+  static auto* all = new std::vector<std::weak_ptr<Pool>>;  // never destroyed: exit has no order
+  return *all;
+}
+
+void tell_pools(const NativeDevice& device, StreamHandle stream) noexcept {
+  std::vector<std::shared_ptr<Pool>> told;
+  try {
+    const std::lock_guard guard(pools_mutex);
+    std::erase_if(pools(), [](const auto& pool) { return pool.expired(); });
+    for (const auto& entry : pools()) {
+      if (auto pool = entry.lock(); pool && pool->driver() == device.driver) {
+        told.push_back(std::move(pool));
+      }
+    }
+  } catch (...) {  // no memory for the list: the pools find out when they use the stream
+  }
+  for (const auto& pool : told) {
+    if (pool->device() == device.ordinal && !pool->foreign()) pool->release_stream(stream);
+  }
+}
+
+// --- making one ----------------------------------------------------------------------------------
+
+PoolPolicy policy_of(const std::string& name) {
+  if (name == "best_fit") return PoolPolicy::best_fit;
+  if (name == "power_of_two") return PoolPolicy::power_of_two;
+  if (name == "exact") return PoolPolicy::exact;
+  throw InvalidValue("policy is '" + name + "': give 'best_fit', 'power_of_two' or 'exact'");
+}
+
+const char* name_of(PoolPolicy policy) noexcept {
+  switch (policy) {
+    case PoolPolicy::power_of_two:
+      return "power_of_two";
+    case PoolPolicy::exact:
+      return "exact";
+    default:
+      return "best_fit";
+  }
+}
+
+void init_pool(NativePool* self, DeviceRef device, std::optional<std::size_t> limit,
+               std::optional<std::size_t> release_threshold, bool tight, const std::string& policy,
+               bool debug, bool shareable, bool rdma, const std::vector<int>& peers) {
+  PoolOptions options;
+  options.limit = limit.value_or(unlimited);
+  options.release_threshold = release_threshold.value_or(unlimited);
+  options.tight = tight;
+  options.policy = policy_of(policy);
+  options.shareable = shareable;
+  options.rdma = rdma;
+  for (const int peer : peers) {
+    options.peers.push_back({{LocationKind::device, peer}, Access::readwrite});
+  }
+  auto pool = reaped(new Pool(device->driver, device->ordinal, std::move(options)), device->driver,
+                     "closing a pool");
+  {
+    const std::lock_guard guard(pools_mutex);
+    pools().push_back(pool);
+  }
+  new (self) NativePool;
+  self->pool = pool;
+  self->allocator = pool;
+  if (debug) {
+    self->debug = reaped(new DebugAllocator(*pool), device->driver, "closing a pool's checks",
+                         pool);
+    self->allocator = self->debug;
+  }
+  self->device = std::move(device);
+}
+
+// --- callbacks -----------------------------------------------------------------------------------
+
+nb::dict as_dict(const PoolStatistics& s) {
+  nb::dict d;
+  d["requested"] = s.requested;
+  d["allocated"] = s.allocated;
+  d["reserved"] = s.reserved;
+  d["cached"] = s.cached;
+  d["live"] = s.live;
+  d["peak_requested"] = s.peak_requested;
+  d["peak_allocated"] = s.peak_allocated;
+  d["peak_reserved"] = s.peak_reserved;
+  d["largest_free_block"] = s.largest_free_block;
+  d["allocations"] = s.allocations;
+  d["frees"] = s.frees;
+  d["hits"] = s.hits;
+  d["misses"] = s.misses;
+  d["returns"] = s.returns;
+  d["retries"] = s.retries;
+  d["driver_calls"] = s.driver_calls;
+  d["device_waits"] = s.device_waits;
+  d["handles_created"] = s.handles_created;
+  d["handles_released"] = s.handles_released;
+  d["remaps"] = s.remaps;
+  d["remapped"] = s.remapped;
+  d["growth_ns"] = s.growth_ns;
+  d["remap_ns"] = s.remap_ns;
+  return d;
+}
+
+constexpr std::size_t named_holders = 5;
+
+// "64000000 bytes at 0x7f…", the largest live blocks first.
+nb::list holders_of(const Pool& pool) {
+  std::vector<Pool::LiveBlock> blocks = pool.live_blocks();
+  const std::size_t most = std::min(blocks.size(), named_holders);
+  std::partial_sort(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(most),
+                    blocks.end(),
+                    [](const auto& a, const auto& b) { return a.nbytes > b.nbytes; });
+  nb::list names;
+  for (std::size_t i = 0; i < most; ++i) {
+    char text[64];
+    snprintf(text, sizeof text, "%zu bytes at 0x%llx", blocks[i].nbytes,
+             static_cast<unsigned long long>(blocks[i].ptr));
+    names.append(text);
+  }
+  return names;
+}
+
+// Memory is out: asks the Python object, if it is still there, and leaves on this thread what the
+// error should say should it come to that.
+bool ask(const Pool& pool, nb::handle weak, std::size_t requested, const PoolStatistics& now) {
+  nb::object self = weak();
+  if (self.is_none()) return false;
+  bool again = false;
+  nb::object cause = nb::none();
+  try {
+    nb::object answer = self.attr("_ask")(requested, as_dict(now));
+    again = nb::cast<bool>(answer[0]);
+    cause = answer[1];
+  } catch (nb::python_error& error) {
+    cause = nb::borrow(error.value());
+  }
+  explain_out_of_memory(requested, std::move(cause), holders_of(pool));
+  return again;
+}
+
+void connect_callbacks(nb::handle_t<NativePool> self) {
+  NativePool& native = *nb::inst_ptr<NativePool>(self);
+  PyObject* reference = PyWeakref_NewRef(self.ptr(), nullptr);
+  if (!reference) nb::raise_python_error();
+  std::shared_ptr<PyObject> weak(reference, [](PyObject* held) {
+    if (!nb::is_alive()) return;
+    const nb::gil_scoped_acquire gil;
+    Py_DECREF(held);
+  });
+  native.callbacks.push_back(native.pool->add_callback(
+      [weak, pool = native.pool.get()](std::size_t requested, const PoolStatistics& now) {
+        if (!nb::is_alive()) return false;
+        const nb::gil_scoped_acquire gil;
+        return ask(*pool, weak.get(), requested, now);
+      }));
+}
+
+// --- the hot methods -----------------------------------------------------------------------------
+
+Block allocate_aligned(Allocator& allocator, std::size_t nbytes, StreamHandle stream,
+                       std::size_t alignment) {
+  return static_cast<Pool&>(allocator).allocate(nbytes, stream, alignment);
+}
+
+// Debug mode reports with the place of the Python code that runs.
+bool tell_place(const NativePool& native) noexcept {
+  if (!native.debug) [[likely]] return true;
+  try {
+    const nb::object place = place_of_call();
+    std::string text;
+    if (place.is_valid()) {
+      const auto [file, line] = nb::cast<std::pair<std::string, int>>(place);
+      text = file + ":" + std::to_string(line);
+    }
+    DebugAllocator::set_place(std::move(text));
+    return true;
+  } catch (...) {
+    set_python_error();
+    return false;
+  }
+}
+
+PyObject* allocate(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                   PyObject* kwnames) noexcept {
+  NativePool* native = ready<NativePool>(self);
+  if (!native || !tell_place(*native)) [[unlikely]] return nullptr;
+  const AllocationSource source{self, native->allocator.get(), native->device.get(), false,
+                                native->debug ? nullptr : &allocate_aligned};
+  return allocate_fast(source, args, nargs, kwnames);
+}
+
+PyObject* empty(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                PyObject* kwnames) noexcept {
+  NativePool* native = ready<NativePool>(self);
+  if (!native || !tell_place(*native)) [[unlikely]] return nullptr;
+  return empty_fast(MemoryKind::device, native->allocator, native->device, args, nargs, kwnames);
+}
+
+PyMethodDef allocate_method = {
+    "allocate", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&allocate)),
+    METH_FASTCALL | METH_KEYWORDS,
+    "allocate($self, nbytes, stream=None, alignment=None)\n--\n\n"
+    "Memory for work on `stream` (default: the thread's current stream), as an Allocation that\n"
+    "gives it back in that stream's order when it is closed or dropped.\n\n"
+    "Addresses are multiples of 256 bytes or of `alignment`, a power of two up to 2**30. Nothing\n"
+    "waits, unless memory would be out otherwise. Raises OutOfMemoryError, InvalidValueError,\n"
+    "InvalidDeviceError, ClosedError, DriverError."};
+PyMethodDef empty_method = {
+    "empty", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&empty)),
+    METH_FASTCALL | METH_KEYWORDS,
+    "empty($self, shape, dtype=None, stream=None)\n--\n\n"
+    "A DeviceBuffer of the pool's memory, with undefined content; a buffer of size 0 takes none.\n\n"
+    "Raises what allocate() raises."};
+
+// --- what addresses alone can do -----------------------------------------------------------------
+
+DevicePtr allocate_ptr(NativePool& self, std::size_t nbytes, nb::handle stream) {
+  const StreamHandle handle = stream_of(stream, *self.device);
+  Block block;
+  if (!tell_place(self)) throw nb::python_error();
+  if (!self.allocator->try_allocate(nbytes, handle, &block)) {
+    nb::gil_scoped_release release;
+    block = self.allocator->allocate(nbytes, handle);
+  }
+  return block.ptr;
+}
+
+std::string at(DevicePtr ptr) {
+  char text[24];
+  snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(ptr));
+  return text;
+}
+
+void deallocate_ptr(NativePool& self, DevicePtr ptr, std::optional<std::size_t> nbytes,
+                    nb::handle stream) {
+  const StreamHandle handle = stream_of(stream, *self.device);
+  Block block{ptr, nbytes.value_or(0), nullptr};
+  if (!self.debug && !self.pool->find(ptr, &block)) {
+    raise_error("DoubleFreeError", "ptr is " + at(ptr) + ": no live block of the pool on " +
+                                       self.device->name + " starts there; it was freed already, "
+                                       "or never allocated here");
+  }
+  if (nbytes && *nbytes != block.nbytes) {
+    throw InvalidValue("nbytes is " + std::to_string(*nbytes) + ": the block at " + at(ptr) +
+                       " has " + std::to_string(block.nbytes));
+  }
+  const Status status = self.allocator->deallocate(block, handle);
+  if (status == Status::illegal_state) {
+    raise_error("DoubleFreeError", "ptr is " + at(ptr) + ": no live block of the pool starts there; it was freed "
+                                       "already, or never allocated here");
+  }
+  check(status, "cuMemFreeAsync");
+}
+
+// --- the rest ------------------------------------------------------------------------------------
+
+std::optional<std::size_t> none_if_unlimited(std::size_t nbytes) {
+  if (nbytes == unlimited) return std::nullopt;
+  return nbytes;
+}
+
+template <class Call>
+auto without_gil(Call&& call) {
+  nb::gil_scoped_release release;
+  return call();
+}
+
+nb::list live_blocks(NativePool& self, std::size_t most) {
+  nb::list blocks;
+  for (const Pool::LiveBlock& block : self.pool->live_blocks(most)) {
+    blocks.append(nb::make_tuple(block.ptr, block.nbytes));
+  }
+  return blocks;
+}
+
+const char* name_of(DebugReport::Kind kind) noexcept {
+  switch (kind) {
+    case DebugReport::Kind::underrun:
+      return "underrun";
+    case DebugReport::Kind::overrun:
+      return "overrun";
+    case DebugReport::Kind::double_free:
+      return "double_free";
+    case DebugReport::Kind::foreign:
+      return "foreign";
+    case DebugReport::Kind::unordered_use:
+      return "unordered_use";
+    default:
+      return "unordered_free";
+  }
+}
+
+nb::list take_reports(NativePool& self) {
+  nb::list reports;
+  if (!self.debug) return reports;
+  for (const DebugReport& found : self.debug->take_reports()) {
+    reports.append(nb::make_tuple(name_of(found.kind), found.ptr, found.nbytes,
+                                  found.allocated_at, found.message));
+  }
+  return reports;
+}
+
+nb::dict options_of(NativePool& self) {
+  const PoolOptions& options = self.pool->options();
+  nb::dict d;
+  d["tight"] = options.tight;
+  d["policy"] = name_of(options.policy);
+  d["debug"] = self.debug != nullptr;
+  d["shareable"] = options.shareable;
+  d["rdma"] = options.rdma;
+  return d;
+}
+
+}  // namespace
+
+NativePool::~NativePool() {
+  if (!pool) return;
+  for (const int id : callbacks) pool->remove_callback(id);
+}
+
+PyObject* empty_fast(MemoryKind kind, const std::shared_ptr<Allocator>& allocator,
+                     const DeviceRef& device, PyObject* const* args, Py_ssize_t nargs,
+                     PyObject* kwnames) noexcept {
+  static PyObject* const names[] = {PyUnicode_InternFromString("shape"),
+                                    PyUnicode_InternFromString("dtype"),
+                                    PyUnicode_InternFromString("stream")};
+  try {
+    PyObject* given[3] = {};
+    if (nargs > 3) throw nb::type_error("empty() takes shape, dtype and stream");
+    for (Py_ssize_t i = 0; i < nargs; ++i) given[i] = args[i];
+    const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+    for (Py_ssize_t i = 0; i < named; ++i) {
+      PyObject* name = PyTuple_GET_ITEM(kwnames, i);
+      int index = 0;
+      while (index < 3 && names[index] != name && PyUnicode_Compare(names[index], name) != 0) {
+        ++index;
+      }
+      if (index == 3 || given[index]) {
+        throw nb::type_error("empty() takes shape, dtype and stream, each once");
+      }
+      given[index] = args[nargs + i];
+    }
+    if (!given[0]) throw nb::type_error("empty() needs a shape");
+    Spec spec = spec_of(nb::handle(given[0]), nb::handle(given[1]));
+    StreamRef stream = stream_ref(nb::handle(given[2]), *device);
+    Block block;
+    const std::size_t nbytes = spec.nbytes;
+    if (nbytes && !allocator->try_allocate(nbytes, stream.handle, &block)) [[unlikely]] {
+      nb::gil_scoped_release release;
+      block = allocator->allocate(nbytes, stream.handle);
+    }
+    return make_buffer(kind, block, allocator, std::move(spec), nb::find(*device),
+                       std::move(stream))
+        .release()
+        .ptr();
+  } catch (const nb::builtin_exception& error) {
+    PyErr_SetString(PyExc_TypeError, error.what());
+  } catch (...) {
+    set_python_error();
+  }
+  return nullptr;
+}
+
+void bind_pool_class(nb::module_& m) {
+  stream_closing = &tell_pools;
+  nb::class_<Pool, Allocator>(m, "PoolAllocator", "A pool, as the allocator that buffers hold.");
+  nb::class_<DebugAllocator, Allocator>(m, "DebugAllocator", "A pool in debug mode.");
+  nb::class_<NativePool> cls(m, "PoolBase", nb::is_weak_referenceable(), nb::dynamic_attr(),
+                             "A pool of device memory; base of ringmem.pool.Pool.");
+  cls.def("__init__", &init_pool, nb::arg("device"), nb::arg("limit").none(),
+          nb::arg("release_threshold").none(), nb::arg("tight"), nb::arg("policy"),
+          nb::arg("debug"), nb::arg("shareable"), nb::arg("rdma"), nb::arg("peers"))
+      .def_ro("device", &NativePool::device, "DeviceBase: where the memory is.")
+      .def_prop_ro("native_allocator", [](NativePool& self) -> std::shared_ptr<Allocator> {
+        return self.allocator;
+      }, "Allocator: what buffers hold.")
+      .def("native_reports", &take_reports,
+           nb::sig("def native_reports(self) -> list[tuple[str, int, int, str, str]]"),
+           "(kind, ptr, nbytes, allocated_at, message) of what debug mode found since the last "
+           "call.")
+      .def("connect_callbacks", [](nb::handle_t<NativePool> self) { connect_callbacks(self); },
+           "From now on `_ask(requested, statistics)` is called when memory is out.")
+      .def("allocate_ptr", &allocate_ptr, nb::arg("nbytes"), nb::arg("stream").none() = nb::none())
+      .def("deallocate_ptr", &deallocate_ptr, nb::arg("ptr"), nb::arg("nbytes").none() = nb::none(),
+           nb::arg("stream").none() = nb::none())
+      .def("find", [](NativePool& self, DevicePtr ptr) -> std::optional<std::size_t> {
+        Block block;
+        if (!self.pool->find(ptr, &block)) return std::nullopt;
+        return block.nbytes;
+      }, nb::arg("ptr"), "Bytes of the live block that starts at `ptr`, or None.")
+      .def_prop_ro("native_limit", [](NativePool& self) {
+        return none_if_unlimited(self.pool->limit());
+      })
+      .def("set_limit", [](NativePool& self, std::optional<std::size_t> nbytes) {
+        without_gil([&] { self.pool->set_limit(nbytes.value_or(unlimited)); });
+      }, nb::arg("nbytes").none())
+      .def_prop_ro("native_release_threshold", [](NativePool& self) {
+        return none_if_unlimited(self.pool->release_threshold());
+      })
+      .def("set_release_threshold", [](NativePool& self, std::optional<std::size_t> nbytes) {
+        without_gil([&] { self.pool->set_release_threshold(nbytes.value_or(unlimited)); });
+      }, nb::arg("nbytes").none())
+      .def("native_reserve", [](NativePool& self, std::size_t nbytes, nb::handle stream) {
+        const StreamHandle handle = stream_of(stream, *self.device);
+        without_gil([&] { self.pool->reserve(nbytes, handle); });
+      }, nb::arg("nbytes"), nb::arg("stream").none())
+      .def("native_trim", [](NativePool& self, std::size_t keep_bytes) {
+        check(without_gil([&] { return self.pool->trim(keep_bytes); }), "cuMemRelease");
+      }, nb::arg("keep_bytes"))
+      .def("native_close", [](NativePool& self, bool when_unused) {
+        return without_gil([&] { return self.pool->close(when_unused); });
+      }, nb::arg("when_unused"))
+      .def_prop_ro("closed", [](NativePool& self) { return self.pool->closed(); },
+                   "bool: close() was called and has not refused.")
+      .def("live_blocks", &live_blocks, nb::arg("most") = ~std::size_t{0},
+           nb::sig("def live_blocks(self, most: int = ...) -> list[tuple[int, int]]"),
+           "(ptr, nbytes) of what is allocated.")
+      .def("native_statistics", [](NativePool& self) { return as_dict(self.pool->statistics()); },
+           nb::sig("def native_statistics(self) -> dict[str, int]"))
+      .def("native_reset_peaks", [](NativePool& self) { self.pool->reset_peaks(); })
+      .def_prop_ro("reserved", [](NativePool& self) { return self.pool->reserved(); },
+                   "int: bytes held from the driver now.")
+      .def("inconsistency", [](NativePool& self) { return self.pool->inconsistency(); },
+           "str: what is wrong with the books; empty if nothing is. For tests.")
+      .def_prop_ro("options", &options_of,
+                   nb::sig("def options(self) -> dict[str, bool | str]"));
+  add_fast_method(cls, &allocate_method);
+  add_fast_method(cls, &empty_method);
+}
+
+void bind_pool(nb::module_& m) {
+  bind_pool_class(m);
+  bind_host_pools(m);
+  bind_driver_pool(m);
+  bind_pool_replay(m);
+  bind_pool_bench(m);
+}
+
+}  // namespace ringmem::bind

@@ -1,0 +1,212 @@
+#include "mapping/backup.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include "memory/reaper.hpp"
+
+namespace ringmem::mapping {
+namespace {
+
+constexpr std::size_t host_page = 4096;
+constexpr unsigned builders_most = 8;
+
+// Bytes that the kernel could give without swapping; 0 where it does not say.
+std::size_t available_host_memory() noexcept {
+  std::FILE* file = std::fopen("/proc/meminfo", "re");
+  if (file == nullptr) return 0;
+  char line[128];
+  unsigned long long kib = 0;
+  while (std::fgets(line, sizeof(line), file) != nullptr) {
+    if (std::sscanf(line, "MemAvailable: %llu kB", &kib) == 1) break;
+  }
+  std::fclose(file);
+  return static_cast<std::size_t>(kib) * 1024;
+}
+
+void require_host_memory(std::size_t nbytes) {
+  const std::size_t available = available_host_memory();
+  if (available == 0 || nbytes <= available) return;
+  throw DriverError(Status::out_of_memory, "cuMemHostRegister",
+                    "the backup needs " + std::to_string(nbytes) + " more bytes of host memory, " +
+                        std::to_string(nbytes - available) + " more than there are");
+}
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::pair<const Driver*, int>, std::weak_ptr<BackupArena>> arenas;
+};
+
+Registry& registry() {
+  static Registry* const all = new Registry;
+  return *all;
+}
+
+}  // namespace
+
+std::shared_ptr<BackupArena> BackupArena::of(const DriverRef& driver, int device,
+                                             ArenaSizes sizes) {
+  Registry& all = registry();
+  std::lock_guard lock(all.mutex);
+  std::erase_if(all.arenas, [](const auto& entry) { return entry.second.expired(); });
+  auto& slot = all.arenas[{driver.get(), device}];
+  std::shared_ptr<BackupArena> arena = slot.lock();
+  if (!arena) slot = arena = std::make_shared<BackupArena>(driver, device, sizes);
+  return arena;
+}
+
+BackupArena::~BackupArena() {
+  if (process_.inherited()) return;
+  for (const Piece& piece : pieces_) release_piece(piece.base);
+}
+
+std::size_t BackupArena::nbytes() const {
+  std::lock_guard lock(mutex_);
+  return pieces_.size() * sizes_.piece_nbytes;
+}
+
+// Maps, touches and registers one piece. Touching first makes registration six times as fast.
+Status BackupArena::add_piece() noexcept {
+  void* at = mmap(nullptr, sizes_.piece_nbytes, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) return Status::out_of_memory;
+  madvise(at, sizes_.piece_nbytes, MADV_HUGEPAGE);
+  auto* base = static_cast<unsigned char*>(at);
+  for (std::size_t i = 0; i < sizes_.piece_nbytes; i += host_page) {
+    *static_cast<volatile unsigned char*>(base + i) = 0;
+  }
+  Status status = driver_->host_register(device_, base, sizes_.piece_nbytes, HostFlags{});
+  if (ok(status)) {
+    try {
+      std::lock_guard lock(mutex_);
+      const std::size_t slots = sizes_.piece_nbytes / sizes_.slot_nbytes;
+      pieces_.reserve(pieces_.size() + 1);
+      free_.reserve((pieces_.size() + 1) * slots);  // giving slots back cannot throw
+      pieces_.push_back(Piece{base});
+      for (std::size_t i = 0; i < slots; ++i) free_.push_back(Slot{base + i * sizes_.slot_nbytes});
+      return status;
+    } catch (...) {
+      release_piece(base);
+      return Status::out_of_memory;
+    }
+  }
+  munmap(at, sizes_.piece_nbytes);
+  return status;
+}
+
+// False when the reaper has no room for it.
+bool BackupArena::release_piece(unsigned char* base) noexcept {
+  try {
+    ReaperJob job;
+    job.driver = driver_;
+    job.what = "cuMemHostUnregister of " + std::to_string(sizes_.piece_nbytes) + " bytes of backup";
+    job.run = [driver = driver_, device = device_, base, nbytes = sizes_.piece_nbytes] {
+      const Status status = driver->host_unregister(device, base);
+      const bool gone = ok(status) || status == Status::host_memory_not_registered;
+      if (gone) munmap(base, nbytes);
+      return gone ? Status::success : status;
+    };
+    Reaper::instance().post(std::move(job));
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+BackupArena::Piece* BackupArena::piece_of(const unsigned char* host) noexcept {
+  for (Piece& piece : pieces_) {
+    if (host >= piece.base && host < piece.base + sizes_.piece_nbytes) return &piece;
+  }
+  return nullptr;
+}
+
+void BackupArena::give_back(const std::vector<Slot>& slots) noexcept {
+  std::lock_guard lock(mutex_);
+  for (const Slot& slot : slots) {
+    --piece_of(slot.host)->used;
+    free_.push_back(slot);  // there is room: it was reserved with the piece
+  }
+}
+
+std::size_t BackupArena::drop() noexcept {
+  std::lock_guard lock(mutex_);
+  std::size_t dropped = 0;
+  std::erase_if(pieces_, [&](const Piece& piece) {
+    if (piece.used != 0 || !release_piece(piece.base)) return false;
+    std::erase_if(free_, [&](const Slot& slot) {
+      return slot.host >= piece.base && slot.host < piece.base + sizes_.piece_nbytes;
+    });
+    dropped += sizes_.piece_nbytes;
+    return true;
+  });
+  return dropped;
+}
+
+BackupArena::Delivery::Delivery(std::shared_ptr<BackupArena> arena, std::size_t count)
+    : arena_(std::move(arena)), wanted_(count) {
+  std::size_t have = 0;
+  {
+    std::lock_guard lock(arena_->mutex_);
+    have = arena_->free_.size();
+  }
+  if (have >= count) return;
+  const std::size_t per_piece = arena_->sizes_.piece_nbytes / arena_->sizes_.slot_nbytes;
+  const std::size_t pieces = (count - have + per_piece - 1) / per_piece;
+  require_host_memory(pieces * arena_->sizes_.piece_nbytes);
+  pieces_to_build_ = static_cast<long>(pieces);
+  const unsigned cores = std::max(1U, std::thread::hardware_concurrency() / 2);
+  const std::size_t threads = std::min<std::size_t>({builders_most, cores, pieces});
+  for (std::size_t i = 0; i < threads; ++i) {
+    {
+      std::lock_guard lock(arena_->mutex_);
+      ++building_;
+    }
+    try {
+      builders_.emplace_back([this] { build(); });
+    } catch (...) {
+      std::lock_guard lock(arena_->mutex_);
+      --building_;
+      break;
+    }
+  }
+}
+
+BackupArena::Delivery::~Delivery() {
+  pieces_to_build_ = 0;
+  for (std::thread& thread : builders_) thread.join();
+}
+
+void BackupArena::Delivery::build() noexcept {
+  Status status = Status::success;
+  while (ok(status) && pieces_to_build_.fetch_sub(1) > 0) {
+    status = arena_->add_piece();
+    arena_->ready_.notify_all();
+  }
+  std::lock_guard lock(arena_->mutex_);
+  --building_;
+  if (!ok(status)) {
+    failure_ = status;
+    pieces_to_build_ = 0;
+  }
+  arena_->ready_.notify_all();
+}
+
+BackupArena::Slot BackupArena::Delivery::next() {
+  std::unique_lock lock(arena_->mutex_);
+  arena_->ready_.wait(lock, [&] { return !arena_->free_.empty() || building_ == 0; });
+  if (arena_->free_.empty()) {
+    throw DriverError(ok(failure_) ? Status::out_of_memory : failure_, "cuMemHostRegister",
+                      std::to_string(wanted_ * arena_->slot_nbytes()) +
+                          " bytes of backup are missing");
+  }
+  const Slot slot = arena_->free_.back();
+  arena_->free_.pop_back();
+  ++arena_->piece_of(slot.host)->used;
+  --wanted_;
+  return slot;
+}
+
+}  // namespace ringmem::mapping

@@ -1,0 +1,521 @@
+#include "memory/arena_pool.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <utility>
+
+namespace ringmem {
+namespace {
+
+constexpr std::size_t unit = 512;  // bytes
+constexpr std::size_t arena_unit = std::size_t{2} << 20;
+constexpr std::size_t largest_arena = std::size_t{1} << 30;
+constexpr std::size_t largest_request = std::size_t{1} << 40;
+
+std::atomic<std::uint64_t> fork_generation{0};
+
+std::uint64_t watch_forks() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++fork_generation; });
+  static_cast<void>(registered);
+  return fork_generation.load();
+}
+
+}  // namespace
+
+ArenaPool::ArenaPool(DriverRef driver, int device, std::unique_ptr<ArenaSource> source,
+                     ArenaPoolOptions options)
+    : driver_(std::move(driver)),
+      device_(device),
+      source_(std::move(source)),
+      generation_(watch_forks()),
+      events_(driver_),
+      options_(options) {}
+
+ArenaPool::~ArenaPool() {
+  try {
+    close();
+  } catch (...) {  // no memory or no thread for the releases: the process's end does them
+  }
+}
+
+std::size_t ArenaPool::rounded(std::size_t nbytes) noexcept {
+  return (nbytes + unit - 1) / unit * unit;
+}
+
+ArenaPool::Bin& ArenaPool::bin_of(std::size_t nbytes) noexcept {
+  return bins_[((nbytes / unit) * 0x9e3779b97f4a7c15ull) >> 56];
+}
+
+bool ArenaPool::foreign() const noexcept {
+  return generation_ != fork_generation.load(std::memory_order_relaxed);
+}
+
+void ArenaPool::check_open() const {
+  if (foreign()) {
+    throw DriverError(Status::not_initialized, "allocate",
+                      "the pool belongs to the parent process of a fork");
+  }
+  const std::lock_guard guard(mutex_);
+  if (closed_) throw Closed("the pool is closed");
+}
+
+// --- allocate ------------------------------------------------------------------------------------
+
+bool ArenaPool::try_allocate(std::size_t nbytes, StreamHandle, Block* block) noexcept {
+  if (nbytes - 1 >= largest_request || foreign()) [[unlikely]] return false;
+  const std::lock_guard guard(mutex_);
+  if (closed_) [[unlikely]] return false;
+  const std::size_t wanted = rounded(nbytes);
+  Bin& bin = bin_of(wanted);
+  Node* node = bin.top;
+  if (node && node->nbytes == wanted) [[likely]] {
+    bin.top = node->below;
+    --bin.depth;
+  } else {
+    try {
+      node = best_fit_locked(wanted);
+    } catch (...) {  // no memory for the books
+      return false;
+    }
+    if (!node) return false;
+  }
+  finish_locked(node, nbytes, block);
+  return true;
+}
+
+// From cheap to dear: what is free, what pending work gives once joined, a new arena, and what
+// waiting for pending work gives.
+Block ArenaPool::allocate(std::size_t nbytes, StreamHandle stream) {
+  Block block;
+  if (try_allocate(nbytes, stream, &block)) return block;
+  check_open();
+  if (nbytes - 1 >= largest_request) {
+    throw InvalidValue("nbytes is " + std::to_string(nbytes) + ": give 1 to 2**40 bytes");
+  }
+  const auto take = [&] {
+    const std::lock_guard guard(mutex_);
+    Node* node = take_locked(rounded(nbytes));
+    if (node) finish_locked(node, nbytes, &block);
+    return node != nullptr;
+  };
+  settle(false);
+  if (take()) return block;
+  Status status = Status::success;
+  const char* operation = "";
+  for (int round = 0; round < 2; ++round) {
+    {
+      const std::lock_guard growing(growth_);
+      if (take()) return block;  // somebody else has grown meanwhile
+      if (grow(nbytes, &status, &operation) && take()) return block;
+    }
+    if (status != Status::out_of_memory || round == 1) break;
+    {
+      const std::lock_guard guard(mutex_);
+      ++figures_.retries;
+    }
+    settle(true);
+    Reaper::instance().flush(0.0);
+    if (take()) return block;
+  }
+  out_of_memory(nbytes, status, operation);
+}
+
+ArenaPool::Node* ArenaPool::take_locked(std::size_t nbytes) {
+  if (Node* node = best_fit_locked(nbytes)) return node;
+  flush_bins_locked();
+  return best_fit_locked(nbytes);
+}
+
+ArenaPool::Node* ArenaPool::best_fit_locked(std::size_t nbytes) {
+  Node wanted;
+  wanted.nbytes = nbytes;
+  const auto found = free_.lower_bound(&wanted);
+  if (found == free_.end()) return nullptr;
+  Node* node = *found;
+  if (node->nbytes == nbytes) {
+    free_.erase(found);
+    return node;
+  }
+  Node* rest = new_node_locked(node->ptr + nbytes, node->nbytes - nbytes);
+  free_.erase(found);
+  rest->prev = node;
+  rest->next = node->next;
+  if (rest->next) rest->next->prev = rest;
+  node->next = rest;
+  node->nbytes = nbytes;
+  free_.insert(rest);
+  return node;
+}
+
+void ArenaPool::finish_locked(Node* node, std::size_t nbytes, Block* block) noexcept {
+  node->state = State::live;
+  node->requested = nbytes;
+  ArenaPoolStatistics& f = figures_;
+  ++f.allocations;
+  f.requested += nbytes;
+  f.allocated += node->nbytes;
+  f.peak_requested = std::max(f.peak_requested, f.requested);
+  f.peak_allocated = std::max(f.peak_allocated, f.allocated);
+  *block = {node->ptr, nbytes, node};
+}
+
+// --- deallocate ----------------------------------------------------------------------------------
+
+Status ArenaPool::deallocate(const Block& block, StreamHandle stream) noexcept {
+  if (foreign()) return Status::not_initialized;
+  if (!block.record) return Status::illegal_state;
+  Node* node = static_cast<Node*>(block.record);
+  try {
+    std::vector<Guard> guards;
+    std::unique_lock guard(mutex_);
+    if (node->state != State::live || node->ptr != block.ptr) return Status::illegal_state;
+    if (stream != no_stream || !node->users.empty()) {
+      const std::vector<StreamHandle> users = node->users;
+      node->state = State::pending;  // nobody else touches it meanwhile
+      guard.unlock();
+      Status status = stream != no_stream ? mark(stream, &guards) : Status::success;
+      for (const StreamHandle user : users) {
+        if (ok(status) && user != stream) status = mark(user, &guards);
+      }
+      guard.lock();
+      if (!ok(status)) {
+        node->state = State::live;
+        guard.unlock();
+        unmark(guards);
+        return status;
+      }
+      pending_.push_back({node, std::move(guards)});
+      figures_.pending += node->nbytes;
+    }
+    node->users.clear();
+    ++figures_.frees;
+    figures_.requested -= node->requested;
+    figures_.allocated -= node->nbytes;
+    if (node->state == State::live) free_locked(node);
+    return Status::success;
+  } catch (...) {  // no memory for the books
+    return Status::operating_system;
+  }
+}
+
+void ArenaPool::free_locked(Node* node) {
+  Bin& bin = bin_of(node->nbytes);
+  if (bin.depth < deepest_bin && (!bin.top || bin.top->nbytes == node->nbytes)) [[likely]] {
+    node->state = State::binned;
+    node->below = bin.top;
+    bin.top = node;
+    ++bin.depth;
+    return;
+  }
+  join_locked(node);
+}
+
+// The block and its free neighbours become one.
+void ArenaPool::join_locked(Node* node) {
+  node->state = State::free;
+  if (Node* left = node->prev; left && left->state == State::free) {
+    free_.erase(left);
+    left->nbytes += node->nbytes;
+    left->next = node->next;
+    if (node->next) node->next->prev = left;
+    drop_node_locked(node);
+    node = left;
+  }
+  if (Node* right = node->next; right && right->state == State::free) {
+    free_.erase(right);
+    node->nbytes += right->nbytes;
+    node->next = right->next;
+    if (right->next) right->next->prev = node;
+    drop_node_locked(right);
+  }
+  free_.insert(node);
+}
+
+void ArenaPool::flush_bins_locked() {
+  for (Bin& bin : bins_) {
+    while (Node* node = bin.top) {
+      bin.top = node->below;
+      --bin.depth;
+      join_locked(node);
+    }
+  }
+}
+
+ArenaPool::Node* ArenaPool::new_node_locked(DevicePtr ptr, std::size_t nbytes) {
+  Node* node = spare_;
+  if (node) spare_ = node->below;
+  else node = &nodes_.emplace_back();
+  *node = Node{};
+  node->ptr = ptr;
+  node->nbytes = nbytes;
+  return node;
+}
+
+void ArenaPool::drop_node_locked(Node* node) noexcept {
+  node->state = State::free;
+  node->below = spare_;
+  spare_ = node;
+}
+
+Status ArenaPool::record_stream(Block& block, StreamHandle stream) {
+  if (!block.record) return Status::illegal_state;
+  Node* node = static_cast<Node*>(block.record);
+  const std::lock_guard guard(mutex_);
+  if (node->state != State::live || node->ptr != block.ptr) return Status::illegal_state;
+  auto& users = node->users;
+  if (std::find(users.begin(), users.end(), stream) == users.end()) users.push_back(stream);
+  return Status::success;
+}
+
+// --- work under way ------------------------------------------------------------------------------
+
+Status ArenaPool::mark(StreamHandle stream, std::vector<Guard>* guards) noexcept {
+  int device = device_;
+  if (stream > per_thread_stream && !ok(driver_->stream_device(stream, &device))) device = device_;
+  EventHandle event = 0;
+  Status status = events_.take(device, &event);
+  if (!ok(status)) return status;
+  status = driver_->event_record(device, event, stream);
+  if (!ok(status)) {
+    events_.give_back(device, event);
+    return status;
+  }
+  try {
+    guards->push_back({device, event});
+  } catch (...) {
+    events_.give_back(device, event);
+    return Status::operating_system;
+  }
+  return Status::success;
+}
+
+void ArenaPool::unmark(std::vector<Guard>& guards) noexcept {
+  for (const Guard& guard : guards) events_.give_back(guard.device, guard.event);
+  guards.clear();
+}
+
+// Frees the blocks whose work is done; with `wait`, all that are pending now. Hold no lock.
+void ArenaPool::settle(bool wait) {
+  std::deque<Pending> looked_at;
+  {
+    const std::lock_guard guard(mutex_);
+    looked_at.swap(pending_);
+  }
+  std::deque<Pending> still;
+  for (Pending& entry : looked_at) {
+    const bool done = std::all_of(
+        entry.guards.begin(), entry.guards.end(), [&](const Guard& guard) {
+          // A device that failed has no work left that could use the memory.
+          return (wait ? driver_->event_synchronize(guard.device, guard.event)
+                       : driver_->event_query(guard.device, guard.event)) != Status::not_ready;
+        });
+    if (!done) {
+      still.push_back(std::move(entry));
+      continue;
+    }
+    unmark(entry.guards);
+    const std::lock_guard guard(mutex_);
+    figures_.pending -= entry.node->nbytes;
+    free_locked(entry.node);
+  }
+  const std::lock_guard guard(mutex_);
+  pending_.insert(pending_.begin(), std::make_move_iterator(still.begin()),
+                  std::make_move_iterator(still.end()));
+}
+
+// --- arenas --------------------------------------------------------------------------------------
+
+std::size_t ArenaPool::next_arena(std::size_t nbytes) const {
+  const std::lock_guard guard(mutex_);
+  const std::size_t least = (nbytes + arena_unit - 1) / arena_unit * arena_unit;
+  const std::size_t room =
+      options_.limit - std::min(options_.limit, figures_.reserved);
+  if (least > room) return 0;
+  const std::size_t wish = std::min(largest_arena, std::max(options_.arena_bytes,
+                                                            figures_.reserved));
+  return std::min(std::max(least, wish / arena_unit * arena_unit),
+                  room / arena_unit * arena_unit);
+}
+
+// With growth_ held. A wish that is too large is followed by one for what is needed.
+bool ArenaPool::grow(std::size_t nbytes, Status* status, const char** operation) {
+  {
+    const std::lock_guard guard(mutex_);
+    ++figures_.misses;
+  }
+  const std::size_t least = (nbytes + arena_unit - 1) / arena_unit * arena_unit;
+  std::size_t size = next_arena(nbytes);
+  *operation = "allocate";
+  *status = Status::out_of_memory;
+  if (size == 0) return false;
+  DevicePtr ptr = 0;
+  *status = source_->acquire(size, &ptr, operation);
+  if (*status == Status::out_of_memory && size > least) {
+    size = least;
+    *status = source_->acquire(size, &ptr, operation);
+  }
+  if (!ok(*status)) return false;
+  try {
+    const std::lock_guard guard(mutex_);
+    add_arena_locked(ptr, size);
+  } catch (...) {
+    release({ptr, size}, {});
+    throw;
+  }
+  return true;
+}
+
+void ArenaPool::add_arena_locked(DevicePtr ptr, std::size_t nbytes) {
+  arenas_.reserve(arenas_.size() + 1);
+  free_.insert(new_node_locked(ptr, nbytes));
+  arenas_.push_back({ptr, nbytes});
+  figures_.reserved += nbytes;
+  figures_.peak_reserved = std::max(figures_.peak_reserved, figures_.reserved);
+}
+
+void ArenaPool::release(const Arena& arena, std::vector<Guard> guards) {
+  ReaperJob job;
+  job.driver = driver_;
+  job.guards = std::move(guards);
+  job.run = source_->release_of(arena.ptr, arena.nbytes);
+  job.what = std::string(source_->release_name()) + " of " + std::to_string(arena.nbytes) +
+             " bytes";
+  Reaper::instance().post(std::move(job));
+}
+
+std::size_t ArenaPool::unused_locked() const noexcept {
+  return figures_.reserved - figures_.allocated - figures_.pending;
+}
+
+void ArenaPool::trim(std::size_t keep_bytes) {
+  if (foreign()) return;
+  settle(false);
+  const std::lock_guard growing(growth_);
+  std::vector<Arena> going;
+  {
+    const std::lock_guard guard(mutex_);
+    flush_bins_locked();
+    for (auto entry = free_.rbegin(); entry != free_.rend() && unused_locked() > keep_bytes;) {
+      Node* node = *entry;
+      if (node->prev || node->next) {
+        ++entry;
+        continue;
+      }
+      const Arena arena{node->ptr, node->nbytes};
+      going.push_back(arena);
+      std::erase_if(arenas_, [&](const Arena& other) { return other.ptr == arena.ptr; });
+      figures_.reserved -= arena.nbytes;
+      entry = std::make_reverse_iterator(free_.erase(std::next(entry).base()));
+      drop_node_locked(node);
+    }
+  }
+  for (const Arena& arena : going) release(arena, {});
+}
+
+std::size_t ArenaPool::limit() const {
+  const std::lock_guard guard(mutex_);
+  return options_.limit;
+}
+
+void ArenaPool::set_limit(std::size_t nbytes) {
+  check_open();
+  bool over = false;
+  {
+    const std::lock_guard guard(mutex_);
+    if (nbytes < figures_.allocated) {
+      throw InvalidValue("limit is " + std::to_string(nbytes) + ": " +
+                         std::to_string(figures_.allocated) +
+                         " bytes are allocated, give at least that");
+    }
+    options_.limit = nbytes;
+    over = figures_.reserved > nbytes;
+  }
+  if (over) trim(0);
+}
+
+void ArenaPool::reserve(std::size_t nbytes) {
+  const Block block = allocate(nbytes, no_stream);
+  check(deallocate(block, no_stream), "deallocate");
+}
+
+// --- the end, and figures ------------------------------------------------------------------------
+
+bool ArenaPool::close() {
+  if (foreign()) return true;
+  std::vector<Arena> arenas;
+  std::deque<Pending> pending;
+  {
+    const std::lock_guard growing(growth_);
+    const std::lock_guard guard(mutex_);
+    if (figures_.allocations != figures_.frees) return false;
+    closed_ = true;
+    arenas.swap(arenas_);
+    pending.swap(pending_);
+    free_.clear();
+    bins_ = {};
+    figures_.reserved = figures_.pending = 0;
+  }
+  for (const Arena& arena : arenas) {
+    std::vector<Guard> guards;
+    for (Pending& entry : pending) {
+      if (entry.node->ptr < arena.ptr || entry.node->ptr >= arena.ptr + arena.nbytes) continue;
+      guards.insert(guards.end(), entry.guards.begin(), entry.guards.end());
+    }
+    release(arena, std::move(guards));
+  }
+  return true;
+}
+
+bool ArenaPool::closed() const {
+  const std::lock_guard guard(mutex_);
+  return closed_;
+}
+
+std::vector<Block> ArenaPool::live_blocks() const {
+  const std::lock_guard guard(mutex_);
+  std::vector<Block> blocks;
+  for (const Node& node : nodes_) {
+    if (node.state == State::live) blocks.push_back({node.ptr, node.requested, nullptr});
+  }
+  return blocks;
+}
+
+ArenaPoolStatistics ArenaPool::statistics() const {
+  const std::lock_guard guard(mutex_);
+  ArenaPoolStatistics f = figures_;
+  f.live = f.allocations - f.frees;
+  f.arenas = arenas_.size();
+  if (!free_.empty()) f.largest_free_block = (*free_.rbegin())->nbytes;
+  for (const Bin& bin : bins_) {
+    if (bin.top) f.largest_free_block = std::max(f.largest_free_block, bin.top->nbytes);
+  }
+  return f;
+}
+
+void ArenaPool::reset_peaks() {
+  const std::lock_guard guard(mutex_);
+  figures_.peak_requested = figures_.requested;
+  figures_.peak_allocated = figures_.allocated;
+  figures_.peak_reserved = figures_.reserved;
+}
+
+void ArenaPool::out_of_memory(std::size_t nbytes, Status status, const char* operation) const {
+  if (!ok(status) && status != Status::out_of_memory) throw DriverError(status, operation);
+  const ArenaPoolStatistics now = statistics();
+  Shortage shortage;
+  shortage.requested = nbytes;
+  MemoryInfo memory;
+  if (ok(driver_->memory_info(device_, &memory))) shortage.free = memory.free;
+  shortage.largest_free_block = now.largest_free_block;
+  shortage.reserved = now.reserved;
+  std::string detail = std::to_string(now.allocated) + " bytes allocated, " +
+                       std::to_string(now.pending) + " freed but in use by streams";
+  const std::size_t most = limit();
+  if (most != std::numeric_limits<std::size_t>::max()) detail += ", limit " + std::to_string(most);
+  throw OutOfMemory(operation, shortage, detail);
+}
+
+}  // namespace ringmem

@@ -1,0 +1,47 @@
+// One of the driver's stream-ordered pools (cuMemPool) as an object: made here, imported from
+// another process, or the device's default one, which belongs to the driver.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "memory/driver_allocators.hpp"
+
+namespace ringmem {
+
+class DriverPool final : public Allocator {
+ public:
+  // `owned`: destroy() destroys it. `imported`: its threshold and access are the exporter's.
+  DriverPool(DriverRef driver, int device, PoolHandle handle, bool owned, bool imported);
+  ~DriverPool() override;
+
+  Block allocate(std::size_t nbytes, StreamHandle stream) override;
+  Status deallocate(const Block& block, StreamHandle stream) noexcept override;
+  Status record_stream(Block& block, StreamHandle stream) override;
+  bool allocate_may_block() const noexcept override { return false; }
+
+  PoolHandle handle() const;  // throws Closed
+  bool owned() const noexcept { return owned_; }
+  bool imported() const noexcept { return imported_; }
+  bool closed() const noexcept { return handle_.load() == 0; }
+  // Gives the handle up, whatever the driver says to that. Blocks that live stay valid; the driver
+  // keeps their memory until they are freed.
+  Status destroy() noexcept;
+  std::size_t live() const noexcept { return live_.load(std::memory_order_relaxed); }
+  std::size_t live_bytes() const noexcept { return live_bytes_.load(std::memory_order_relaxed); }
+  const DriverRef& driver() const noexcept { return driver_; }
+  int device() const noexcept { return device_; }
+
+ private:
+  const DriverRef driver_;
+  const int device_;
+  const bool owned_;
+  const bool imported_;
+  std::atomic<PoolHandle> handle_;
+  StreamOrderedAllocator blocks_;  // allocates and frees on the handle
+  std::atomic<std::size_t> live_{0};
+  std::atomic<std::size_t> live_bytes_{0};
+};
+
+}  // namespace ringmem

@@ -1,0 +1,138 @@
+// Tagged memory on the CPU device: allocation, sleep and wake, the backup arena.
+#include "mapping/resident.hpp"
+
+#include <cstring>
+#include <thread>
+
+#include "check.hpp"
+#include "driver/faulty/faulty_driver.hpp"
+#include "driver/host/host_driver.hpp"
+#include "memory/reaper.hpp"
+
+using namespace ringmem;
+using namespace ringmem::mapping;
+
+namespace {
+
+constexpr std::size_t page = 64 << 10;
+
+struct World {
+  World() {
+    HostConfig config;
+    config.capacity = 16 * mebibyte;
+    config.granularity = page;
+    faulty = std::make_shared<FaultyDriver>(make_host_driver(config));
+    driver = faulty;
+  }
+  // The reaper keeps the driver of what it did until somebody collects it.
+  ~World() {
+    Reaper::instance().flush(10);
+    Reaper::instance().collect();
+  }
+  std::size_t live() const {
+    Reaper::instance().flush(10);
+    std::size_t sum = 0;
+    for (const std::size_t count : faulty->live().counts()) sum += count;
+    return sum;
+  }
+  std::shared_ptr<FaultyDriver> faulty;
+  DriverRef driver;
+};
+
+std::shared_ptr<Resident> resident(const World& world, Backup backup = Backup::host) {
+  return Resident::create(world.driver, ResidentOptions{"test", backup, PhysicalProps{}, 0,
+                                                        4 * page, ArenaSizes{page, 4 * page}});
+}
+
+unsigned char* bytes(const Block& block) { return reinterpret_cast<unsigned char*>(block.ptr); }
+
+}  // namespace
+
+TEST(a_backup_plan_packs_extents_into_slots) {
+  const auto copies = plan_backup({{0, 150}, {1000, 60}, {5000, 1}}, 100);
+  const std::vector<BackupCopy> expected{
+      {0, 100, 0, 0}, {100, 50, 1, 0}, {1000, 50, 1, 50}, {1050, 10, 2, 0}, {5000, 1, 2, 10}};
+  CHECK(copies == expected);
+  CHECK(plan_backup({}, 100).empty());
+}
+
+TEST(bytes_come_back_at_their_addresses) {
+  World world;
+  auto tag = resident(world);
+  std::vector<Block> blocks;
+  for (std::size_t i = 0; i < 20; ++i) {
+    blocks.push_back(tag->allocate(1 + i * 7919, default_stream));
+    std::memset(bytes(blocks.back()), static_cast<int>(i), blocks.back().nbytes);
+  }
+  for (std::size_t i = 0; i < 20; i += 3) CHECK_OK(tag->deallocate(blocks[i], default_stream));
+  for (int round = 0; round < 3; ++round) {
+    tag->sleep({StreamRef{}}, {});
+    CHECK(tag->state() == Residence::asleep);
+    CHECK_EQ(tag->committed(), std::size_t{0});
+    CHECK_THROWS(tag->allocate(1, default_stream), InvalidValue);
+    tag->wake({});
+    for (std::size_t i = 0; i < 20; ++i) {
+      if (i % 3 == 0) continue;
+      CHECK_EQ(int{bytes(blocks[i])[0]}, static_cast<int>(i));
+      CHECK_EQ(int{bytes(blocks[i])[blocks[i].nbytes - 1]}, static_cast<int>(i));
+    }
+  }
+  CHECK_THROWS(tag->close(), InvalidValue);
+  for (std::size_t i = 0; i < 20; ++i) {
+    if (i % 3 != 0) CHECK_OK(tag->deallocate(blocks[i], default_stream));
+  }
+  CHECK_EQ(tag->deallocate(blocks[1], default_stream), Status::invalid_value);
+  CHECK_EQ(tag->live_nbytes(), std::size_t{0});
+  tag->close();
+  tag.reset();
+  CHECK_EQ(world.live(), std::size_t{0});
+}
+
+TEST(free_neighbours_become_one_block) {
+  World world;
+  auto tag = resident(world);
+  const Block a = tag->allocate(page, default_stream);
+  const Block b = tag->allocate(page, default_stream);
+  const Block c = tag->allocate(page, default_stream);
+  const Block last = tag->allocate(page, default_stream);
+  for (const Block& block : {a, c, b}) CHECK_OK(tag->deallocate(block, default_stream));
+  const Block whole = tag->allocate(3 * page, default_stream);
+  CHECK_EQ(whole.ptr, a.ptr);
+  CHECK_EQ(tag->committed(), 4 * page);
+  CHECK_OK(tag->deallocate(whole, default_stream));
+  CHECK_OK(tag->deallocate(last, default_stream));
+  CHECK_OK(world.driver->stream_synchronize(0, default_stream));
+  CHECK_EQ(tag->trim(), 4 * page);
+  tag->close();
+}
+
+TEST(threads_may_allocate_while_another_sleeps_and_wakes) {
+  World world;
+  auto tag = resident(world);
+  const Block kept = tag->allocate(10 * page, default_stream);
+  std::memset(bytes(kept), 5, kept.nbytes);
+  std::atomic<bool> stop{false};
+  std::thread user([&] {
+    while (!stop) {
+      try {
+        const Block block = tag->allocate(page, default_stream);
+        tag->deallocate(block, default_stream);
+      } catch (const InvalidValue&) {
+        std::this_thread::yield();
+      }
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    tag->sleep({}, {});
+    tag->wake({});
+  }
+  stop = true;
+  user.join();
+  CHECK_EQ(int{bytes(kept)[kept.nbytes - 1]}, 5);
+  CHECK_OK(tag->deallocate(kept, default_stream));
+  tag->close();
+  tag.reset();
+  CHECK_EQ(world.live(), std::size_t{0});
+}
+
+TEST_MAIN()
