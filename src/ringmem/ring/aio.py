@@ -53,7 +53,7 @@ class AsyncKernel:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._fd = -1
-        self._caller = _native.make_async_caller(
+        self._caller: Any = _native.make_async_caller(
             [pair.producer._native for pair in kernel._pairs],
             [pair.consumer._native for pair in kernel._pairs],
             _weak(self, AsyncKernel._bind),
@@ -98,7 +98,10 @@ class AsyncKernel:
             The kernel ended by itself.
         """
         while True:
-            batch = self.kernel.recv(timeout_s=0, ring=ring)
+            try:
+                batch = self.kernel.recv(timeout_s=0, ring=ring)
+            except ClosedError:  # the end, and every reply was read
+                return
             if len(batch):
                 yield batch
             elif not await self._readable(ring):
