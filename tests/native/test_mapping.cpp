@@ -380,6 +380,27 @@ TEST(the_mapping_limit_is_met_before_it_is_hit) {
   buffer->resize(16 * page, nobody);
 }
 
+TEST(pages_of_captured_work_stay_until_close) {
+  World world;
+  const Status captured{907};  // CUDA_ERROR_CAPTURED_EVENT
+  auto buffer = growable(world, mebibyte, page);
+  auto holes = sparse(world, 8);
+  buffer->resize(4 * page, nobody);
+  holes->map({{0, 4}});
+  for (const char* operation : {"event_query", "event_synchronize"}) {
+    world.faulty->plan().fail(find_operation(operation), 1, 1'000'000, captured, FaultWhen::before);
+  }
+  buffer->resize(page, {StreamRef{}});
+  buffer->settle();
+  CHECK_EQ(buffer->committed(), 4 * page);
+  holes->unmap({{1, 2}}, {StreamRef{}});
+  holes->settle();
+  CHECK_EQ(holes->committed(), 4 * page);
+  buffer->close(nobody);
+  holes->close(nobody);
+  CHECK(buffer->closed() && holes->closed());
+}
+
 TEST(runs_are_joined_and_checked) {
   using Runs = std::vector<PageRun>;
   CHECK(normalized({{4, 2}, {0, 1}, {1, 3}}, 8) == (Runs{{0, 6}}));

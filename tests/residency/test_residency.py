@@ -50,6 +50,7 @@ def test_bytes_and_addresses_come_back(device):
             assert np.array_equal(buffer.to_numpy(), expected)
 
 
+@pytest.mark.filterwarnings("ignore:cuMemHostUnregister")  # the device is lost on purpose
 def test_sleeping_memory_really_is_gone():
     device = devices_of(_native.HostDriver(f"granularity={PAGE}"))[0]
     tag = make("gone", device)
