@@ -39,7 +39,10 @@ SLEEP_A_SECOND = PLAIN(sleep_a_second)
 
 
 def endless(message, reply, state):
-    value = message.a
-    while value != message.b:
-        value += 2
+    while state.count >= 0:
+        state.count = (state.count * 5 + message.a) & 0xFFFF
     return 0
+
+
+def raises(message, reply, state):
+    raise ValueError("no handler may raise")

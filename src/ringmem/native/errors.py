@@ -133,6 +133,9 @@ class HandlerError(RingmemError):
         self.status = status
         self.reply = reply
 
+    def __reduce__(self) -> tuple[type[HandlerError], tuple[int, object]]:
+        return type(self), (self.status, self.reply)
+
 
 class KernelFailedError(RingmemError):
     """A ring kernel ended by itself and will not answer: the message says why.

@@ -96,7 +96,7 @@ class RingMemory(Protocol):
 class Backend(Protocol):
     """A place where a ring kernel runs. One object serves one `RingKernel`.
 
-    Calls come from one thread at a time, in this order: `allocate`, `prepare`, then any number of
+    Calls come from one thread at a time, in this order: `prepare`, `allocate`, then any number of
     rounds of `start` and `join`, then `close`.
     """
 

@@ -1,0 +1,241 @@
+"""A ring kernel in a child process: the rings are shared memory, so that only its end, by force if
+need be, is all that a handler which never returns can cost.
+
+The parent keeps rings and control blocks, beats the heart, and asks the child over a pipe for what
+is not in them: compile, launch, state. No message passes through the pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
+
+import numpy.typing as npt
+
+from ringmem.device import Device
+from ringmem.native import _native
+from ringmem.native.errors import InvalidValueError, KernelFailedError, NotSupportedError
+from ringmem.ring.backend import KernelSpec, PairAddresses
+from ringmem.ring.cpu import CpuBackend, SharedRingMemory
+
+__all__ = ["IsolatedBackend"]
+
+_ANSWER_S = 60.0  # compiling a handler takes seconds
+
+
+class IsolatedBackend:
+    """Runs a CPU backend in a child (:class:`ringmem.ring.backend.Backend`).
+
+    Parameters
+    ----------
+    device : Device
+        A CPU device.
+
+    Raises
+    ------
+    NotSupportedError
+        The device is no CPU: pinned memory of one process cannot be the rings of another's kernel.
+    """
+
+    def __init__(self, device: Device) -> None:
+        if device.platform != "cpu":
+            raise NotSupportedError(
+                f"isolated=True is there for CPU devices, not for {device.name}: a GPU's rings are "
+                "pinned by the process that launches. Run your own program in a child instead"
+            )
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._memory: SharedRingMemory | None = None
+        self._killed = False
+
+    def allocate(self, nbytes: int) -> SharedRingMemory:
+        """Memory that the child maps too."""
+        if self._memory is not None:
+            raise InvalidValueError("an isolated kernel has one memory")
+        if self._pipe is None:
+            raise InvalidValueError("the isolated kernel is not prepared")
+        self._memory = SharedRingMemory.create(nbytes)
+        self._pipe.send(("map", ()))
+        send_handle(self._pipe, self._memory.fd, self._process.pid)
+        self._answer("map")
+        return self._memory
+
+    def prepare(self, handler: Any, spec: KernelSpec) -> None:
+        """Start the child and let it compile."""
+        try:
+            pickle.dumps(handler)
+        except Exception as error:
+            raise InvalidValueError(
+                f"handler={handler!r:.80} cannot be sent to the child of isolated=True; give a "
+                f"function of an importable module: {error}"
+            ) from error
+        context = multiprocessing.get_context("spawn")
+        self._pipe, childs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(childs,), name="ringmem-kernel", daemon=True
+        )
+        self._process.start()
+        childs.close()
+        self._ask("prepare", handler, spec)
+
+    def start(self, pairs: Sequence[PairAddresses]) -> None:
+        """Let the child launch."""
+        assert self._memory is not None
+        base = self._memory.ptr
+        self._ask("start", [_moved(pair, -base) for pair in pairs])
+
+    def read_state(self, ring: int) -> npt.NDArray[Any]:
+        """A copy of one ring's state, from the child."""
+        state: npt.NDArray[Any] = self._ask("read_state", ring)
+        return state
+
+    def write_state(self, ring: int, value: npt.ArrayLike) -> None:
+        """Replace one ring's state, in the child."""
+        self._ask("write_state", ring, value)
+
+    def ended(self) -> bool:
+        """Whether the child has ended, or no thread runs in it."""
+        if self._process is None or not self._process.is_alive():
+            return True
+        return bool(self._ask("ended"))
+
+    def failure(self) -> BaseException | None:
+        """That the child has ended, however, or what failed in it."""
+        if self._process is None:
+            return None
+        if not self._process.is_alive():
+            return self._death()
+        with contextlib.suppress(KernelFailedError):
+            error: BaseException | None = self._ask("failure")
+            return error
+        return self._death()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the threads of the child, or for the child."""
+        if self._process is None or not self._process.is_alive():
+            return True
+        return bool(self._ask("join", timeout_s))
+
+    def kill(self) -> None:
+        """End the child, whatever it does."""
+        if self._process is not None and self._process.is_alive():
+            self._killed = True
+            self._process.kill()
+            self._process.join()
+
+    def close(self) -> None:
+        """End the child. Idempotent."""
+        pipe, self._pipe = self._pipe, None
+        process, self._process = self._process, None
+        if pipe is not None:
+            pipe.close()  # the child sees the end of it and leaves
+        if process is not None:
+            process.join(2.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _death(self) -> KernelFailedError:
+        code = self._process.exitcode
+        if code is None:
+            self._process.join(1.0)
+            code = self._process.exitcode
+        how = f"status {code}"
+        if code is not None and code < 0:
+            how = f"signal {signal.Signals(-code).name}"
+        who = ", ended by terminate(force=True)" if self._killed else ""
+        return KernelFailedError(
+            f"the process of the isolated kernel ended with {how}{who}; its state is lost", "killed"
+        )
+
+    def _ask(self, request: str, *arguments: Any) -> Any:
+        if self._pipe is None:
+            raise InvalidValueError("the isolated kernel is not prepared")
+        with contextlib.suppress(OSError):  # the child has ended: the answer says so
+            self._pipe.send((request, arguments))
+        return self._answer(request)
+
+    def _answer(self, request: str) -> Any:
+        assert self._pipe is not None
+        try:
+            if not self._pipe.poll(_ANSWER_S):
+                raise KernelFailedError(f"the isolated kernel gave no answer to {request}", "killed")
+            good, answer = self._pipe.recv()
+        except (EOFError, OSError):
+            raise self._death() from None
+        if not good:
+            raise answer
+        return answer
+
+
+def _moved(pair: PairAddresses, by: int) -> PairAddresses:
+    return PairAddresses(
+        pair.control + by, pair.telemetry + by, pair.input + by, pair.output + by,
+        pair.dead_letter + by,
+    )  # fmt: skip
+
+
+class _Child:
+    """The other end of the pipe."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._backend = CpuBackend()
+        self._memory: Any = None
+
+    def map(self) -> None:
+        descriptor = recv_handle(self._pipe)
+        try:
+            self._memory = _native.SharedMemory.map(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def start(self, pairs: list[PairAddresses]) -> None:
+        self._backend.start([_moved(pair, int(self._memory.ptr)) for pair in pairs])
+
+    def failure(self) -> BaseException | None:
+        error = self._backend.failure()
+        return None if error is None else _portable(error)
+
+    def answer(self, request: str, arguments: tuple[Any, ...]) -> Any:
+        own: Callable[..., Any] | None = getattr(self, request, None)
+        return (own or getattr(self._backend, request))(*arguments)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """Return an error as it is if it survives the pipe, else its words."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return KernelFailedError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _serve(pipe: Connection) -> None:
+    """Serve until the parent closes the pipe or ends. Ctrl-C is the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child = _Child(pipe)
+    while True:
+        try:
+            request, arguments = pipe.recv()
+        except (EOFError, OSError):
+            os._exit(0)  # also with a handler that never returns
+        except Exception as error:  # a handler that cannot be imported here
+            pipe.send((False, _portable(error)))
+            continue
+        try:
+            answer = (True, child.answer(request, arguments))
+        except Exception as error:
+            answer = (False, _portable(error))
+        with contextlib.suppress(OSError):
+            pipe.send(answer)

@@ -1,0 +1,138 @@
+"""Kernels in a child process: what they share with others, and what only the end of a process does."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import handlers_for_tests as h
+import numpy as np
+import pytest
+
+import ringmem
+from ringmem import InvalidValueError, KernelFailedError, RingKernel
+from ringmem.ring import KernelState
+
+
+def isolated(handler: object = h.count, **arguments: object) -> RingKernel:
+    return RingKernel(
+        handler, message=h.PAIR, reply=h.TOTAL, state=h.COUNTER, device="cpu", isolated=True,
+        **arguments,
+    )  # fmt: skip
+
+
+def wait_for_end(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_isolated_kernel_answers_and_keeps_its_state_over_a_restart() -> None:
+    with isolated(rings=2, initial_state=(0, 10)) as kernel:
+        assert kernel._backend._process.pid != os.getpid()
+        assert kernel.call((5, 0), timeout_s=5)["total"] == 15
+        assert kernel.call((5, 0), timeout_s=5, ring=1)["total"] == 15
+        kernel.pause()
+        assert kernel.read_state().item() == (1, 15)
+        kernel.write_state((1, 100))
+        kernel.resume()
+        assert kernel.call((1, 0), timeout_s=5)["total"] == 101
+        kernel.drain(5)
+        assert kernel.read_state().item() == (2, 101)
+        kernel.start()
+        assert kernel.call((1, 0), timeout_s=5)["total"] == 102
+        pid = kernel._backend._process.pid
+    wait_for_end(pid)
+
+
+def test_only_force_ends_a_handler_that_never_returns() -> None:
+    kernel = isolated(h.endless, stall_s=0.2, on_stall=lambda kernel, rings: None)
+    with kernel:
+        pid = kernel._backend._process.pid
+        with pytest.raises(ringmem.TimeoutError):
+            kernel.call((0, 1), timeout_s=0.5)
+        assert kernel.stalled == (0,)
+        with pytest.raises(ringmem.TimeoutError, match="force=True"):
+            kernel.terminate(0.1)
+        kernel.terminate(0.1, force=True)
+        assert not os.path.exists(f"/proc/{pid}")
+        assert kernel.state is KernelState.FAILED
+        with pytest.raises(KernelFailedError, match="SIGKILL, ended by terminate"):
+            kernel.recv(timeout_s=1)
+
+
+def test_handler_that_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match="importable module"):
+        isolated(lambda message, reply, state: 0)
+
+
+def test_handler_that_cannot_be_compiled_is_refused_from_the_child() -> None:
+    before = set(children())
+    with pytest.raises(InvalidValueError):
+        isolated(h.raises)
+    assert set(children()) - before == set()
+
+
+def children() -> list[str]:
+    """Kernel processes of this one."""
+    pids = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [
+        pid for pid in pids if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
+
+
+def test_kernel_killed_at_random_moments_costs_an_error_and_no_wrong_reply() -> None:
+    chooser = random.Random(5)
+    for _ in range(int(os.environ.get("RINGMEM_KILL_ROUNDS", "3"))):
+        with isolated(h.add, capacity=64) as kernel:
+            kernel.call((1, 2), timeout_s=5)
+            pid = kernel._backend._process.pid
+            killer = subprocess.Popen(
+                ["sh", "-c", f"sleep {chooser.random() * 0.05:.4f}; kill -9 {pid}"]
+            )
+            sent = received = 0
+            batch = np.zeros(16, h.PAIR)
+            with pytest.raises(KernelFailedError, match="SIGKILL"):
+                while True:
+                    batch["a"] = np.arange(sent, sent + 16)
+                    batch["b"] = batch["a"] * 2
+                    sent += kernel.send(batch, timeout_s=10)
+                    got = kernel.recv(timeout_s=10)["total"]
+                    expected = np.arange(received, received + len(got)) * 3
+                    assert got.tolist() == expected.tolist()
+                    received += len(got)
+            killer.wait()
+            assert received <= sent
+            assert kernel.state is KernelState.FAILED
+
+
+def test_kernel_whose_parent_is_killed_ends() -> None:
+    script = """
+import sys, time
+import handlers_for_tests as h
+from ringmem import RingKernel
+if __name__ == "__main__":
+    kernel = RingKernel(h.add, message=h.PAIR, reply=h.TOTAL, device="cpu", isolated=True)
+    kernel.start()
+    kernel.call((1, 2), timeout_s=10)
+    print(kernel._backend._process.pid, flush=True)
+    time.sleep(60)
+"""
+    here = str(Path(__file__).parent)
+    source = str(Path(ringmem.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, here])}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    wait_for_end(pid)
