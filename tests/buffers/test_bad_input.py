@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ringmem
+from ringmem.native import _native
 from ringmem import ClosedError, InvalidDeviceError, InvalidValueError, NotSupportedError
 
 ALL = [ringmem.DeviceBuffer, ringmem.PinnedBuffer, ringmem.UnifiedBuffer, ringmem.empty]
@@ -264,5 +265,7 @@ def test_out_of_memory_says_what_was_asked(device):
 
 
 def test_no_driver():
+    if not _native.cuda_driver().load_error:
+        pytest.skip("there is a CUDA driver")
     with pytest.raises(ringmem.NotInitializedError):
         ringmem.empty(3, device="cuda:0")
