@@ -234,7 +234,7 @@ def test_closing_under_views(device):
 
 
 def test_an_exception_in_a_with_block_is_not_hidden_by_closing(device):
-    with pytest.raises(KeyError), ringmem.zeros(3, "f4", device=device) as buffer:  # noqa: PT012
+    with pytest.raises(KeyError), ringmem.zeros(3, "f4", device=device) as buffer:
         view = buffer[:1]
         raise KeyError
     assert not buffer.closed
