@@ -50,10 +50,9 @@ def test_bytes_and_addresses_come_back(device):
             assert np.array_equal(buffer.to_numpy(), expected)
 
 
-@pytest.mark.filterwarnings("ignore:cuMemHostUnregister")  # the device is lost on purpose
 def test_sleeping_memory_really_is_gone():
     device = devices_of(_native.HostDriver(f"granularity={PAGE}"))[0]
-    tag = make("gone", device)
+    tag = make("gone", device, "discard")
     buffer = ringmem.empty(PAGE, "uint8", device=device, allocator=tag)
     tag.sleep()
     assert device.memory_info().free == device.memory_info().total

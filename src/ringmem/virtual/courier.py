@@ -95,10 +95,10 @@ class Courier:
         # A peer that dies or misbehaves is its own problem; the kernel takes back what was sent.
         with connection, contextlib.suppress(OSError):
             connection.settimeout(_SERVER_TIMEOUT_S)
+            request = connection.recv(256)
             if _peer_uid(connection) != os.geteuid():
                 _reply(connection, {"refused": "user"})
                 return
-            request = connection.recv(256)
             if len(request) != len(_GREETING) + _TOKEN_NBYTES or not request.startswith(_GREETING):
                 _reply(connection, {"refused": "protocol"})
                 return
