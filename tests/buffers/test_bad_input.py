@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import ringmem
-from ringmem.native import _native
 from ringmem import ClosedError, InvalidDeviceError, InvalidValueError, NotSupportedError
+from ringmem.native import _native
 
 ALL = [ringmem.DeviceBuffer, ringmem.PinnedBuffer, ringmem.UnifiedBuffer, ringmem.empty]
 

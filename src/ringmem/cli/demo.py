@@ -4,8 +4,8 @@ Five steps. The trace is replayed on the driver's stream-ordered pool, once cold
 nothing touches the memory. It is replayed again with marks: every block is marked on the device
 at its start and at its end with its own number, and both are read back just before it is freed, so
 two blocks that overlap while both live are found. Then data goes up on one stream and down on
-another, alone and both at once, and every byte is compared. Last, the trace is played by native code on
-ringmem's pool and on the driver's, for their figures side by side.
+another, alone and both at once, and every byte is compared. Last, the trace is played by native
+code on ringmem's pool and on the driver's, for their figures side by side.
 """
 
 from __future__ import annotations
