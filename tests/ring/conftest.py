@@ -13,7 +13,7 @@ from ringmem.ring import NativeHandler, RingKernel
 
 # Children that unpickle a handler need it under an importable name, so the tests do too.
 sys.path.insert(0, str(Path(__file__).parent))
-from handlers_for_tests import ECHO  # noqa: E402
+from handlers_for_tests import ECHO
 
 
 @pytest.fixture

@@ -98,9 +98,7 @@ async def _value(kernel: object, number: int) -> int:
 
 def test_status_of_the_handler_is_raised_where_it_is_awaited() -> None:
     async def main() -> int:
-        kernel = RingKernel(
-            h.count, message=h.PAIR, reply=h.TOTAL, state=h.COUNTER, device="cpu"
-        )
+        kernel = RingKernel(h.count, message=h.PAIR, reply=h.TOTAL, state=h.COUNTER, device="cpu")
         async with kernel as calls:
             reply = calls.call((-1, 0))
             with pytest.raises(HandlerError, match="7"):

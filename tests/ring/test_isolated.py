@@ -82,9 +82,7 @@ def test_handler_that_cannot_be_compiled_is_refused_from_the_child() -> None:
 def children() -> list[str]:
     """Kernel processes of this one."""
     pids = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    return [
-        pid for pid in pids if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
-    ]
+    return [pid for pid in pids if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
 def test_kernel_killed_at_random_moments_costs_an_error_and_no_wrong_reply() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -59,7 +60,13 @@ def counting(**arguments: object) -> RingKernel:
 def test_call_returns_the_reply_whatever_form_the_message_has(kernel: RingKernel) -> None:
     batch = numbered(5, 1)
     expected = echo(batch["words"])[0].tolist()
-    for message in (batch[0], batch, batch.reshape(()), batch.tobytes(), bytearray(batch.tobytes())):
+    for message in (
+        batch[0],
+        batch,
+        batch.reshape(()),
+        batch.tobytes(),
+        bytearray(batch.tobytes()),
+    ):
         if isinstance(message, bytearray):
             message = bytes(message)
         reply = kernel.call(message, timeout_s=5)
@@ -265,7 +272,13 @@ def test_life_of_a_kernel() -> None:
     kernel.close()
     kernel.close()
     assert kernel.state is KernelState.CLOSED
-    for request in (kernel.start, kernel.drain, kernel.terminate, kernel.telemetry, kernel.read_state):
+    for request in (
+        kernel.start,
+        kernel.drain,
+        kernel.terminate,
+        kernel.telemetry,
+        kernel.read_state,
+    ):
         with pytest.raises(ClosedError):
             request()
     with pytest.raises(ClosedError):
@@ -325,10 +338,8 @@ def test_no_message_is_lost_or_repeated_by_any_order_of_requests(requests: list)
                 sent += kernel.send(numbered(sent, count))
             elif request == "recv":
                 if kernel.unread():
-                    try:
+                    with contextlib.suppress(ringmem.TimeoutError, ClosedError):
                         received.append(kernel.recv(count, timeout_s=0.001))
-                    except (ringmem.TimeoutError, ClosedError):
-                        pass
             elif request == "drain":
                 try:
                     kernel.drain(0.02)
@@ -349,9 +360,12 @@ def test_no_message_is_lost_or_repeated_by_any_order_of_requests(requests: list)
         kernel.drain(5)
         assert kernel.unread() == 0
     got = np.concatenate([np.zeros(0, ECHO), *received])
-    assert got.tobytes() == np.ascontiguousarray(
-        np.rec.fromarrays([echo(numbered(0, sent)["words"])], dtype=ECHO)
-    ).tobytes()
+    assert (
+        got.tobytes()
+        == np.ascontiguousarray(
+            np.rec.fromarrays([echo(numbered(0, sent)["words"])], dtype=ECHO)
+        ).tobytes()
+    )
 
 
 # --- state ---------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def test_nothing_leaves_closed() -> None:
 
 
 def test_every_state_is_reached_and_left() -> None:
-    assert {target for target in TRANSITIONS.values()} | {KernelState.NEW} == set(KernelState)
+    assert set(TRANSITIONS.values()) | {KernelState.NEW} == set(KernelState)
     left = {state for (state, _), target in TRANSITIONS.items() if target is not state}
     assert left == set(KernelState) - {KernelState.CLOSED}
 

@@ -53,7 +53,7 @@ class AsyncKernel:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._fd = -1
-        self._caller = _native.make_async_caller(
+        self._caller: Any = _native.make_async_caller(
             [pair.producer._native for pair in kernel._pairs],
             [pair.consumer._native for pair in kernel._pairs],
             _weak(self, AsyncKernel._bind),

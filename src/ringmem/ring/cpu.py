@@ -137,8 +137,9 @@ class CpuBackend:
         if _is_c_function(handler):
             address = ctypes.cast(handler, ctypes.c_void_p).value or 0
             return address, len(handler.argtypes or ()) == 5
-        address = getattr(handler, "address", None)
-        if isinstance(address, int):
+        found: Any = getattr(handler, "address", None)
+        if isinstance(found, int):
+            address = found
             lanes = getattr(handler, "lanes", None)
             if lanes is None:
                 lanes = _argument_count(handler) == 5
@@ -176,7 +177,7 @@ class CpuBackend:
 
 
 def _is_c_function(handler: Any) -> bool:
-    return isinstance(handler, ctypes._CFuncPtr)
+    return isinstance(handler, ctypes.CFUNCTYPE(None).__mro__[1])
 
 
 def _argument_count(handler: Any) -> int:

@@ -169,7 +169,9 @@ class IsolatedBackend:
         assert self._pipe is not None
         try:
             if not self._pipe.poll(_ANSWER_S):
-                raise KernelFailedError(f"the isolated kernel gave no answer to {request}", "killed")
+                raise KernelFailedError(
+                    f"the isolated kernel gave no answer to {request}", "killed"
+                )
             good, answer = self._pipe.recv()
         except (EOFError, OSError):
             raise self._death() from None

@@ -23,8 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringmem.device import Device, default_device
-from ringmem.native import _native
-from ringmem.native import errors
+from ringmem.native import _native, errors
 from ringmem.native.errors import (
     ClosedError,
     CorruptedError,
@@ -33,7 +32,7 @@ from ringmem.native.errors import (
 )
 from ringmem.native.layouts import ControlBlock
 from ringmem.ring.aio import AsyncKernel
-from ringmem.ring.backend import Backend, KernelSpec, Parallel
+from ringmem.ring.backend import Backend, Parallel
 from ringmem.ring.channel import Messaging
 from ringmem.ring.endpoints import Full
 from ringmem.ring.lifecycle import KernelEvent, KernelState, next_state
@@ -131,8 +130,8 @@ class RingKernel(Messaging):
         handler: Any,
         *,
         message: npt.DTypeLike,
-        reply: npt.DTypeLike = None,
-        state: npt.DTypeLike = None,
+        reply: npt.DTypeLike | None = None,
+        state: npt.DTypeLike | None = None,
         device: Device | str | None = None,
         rings: int = 1,
         capacity: int = 4096,
@@ -399,7 +398,7 @@ class RingKernel(Messaging):
             self._backend.write_state(ring, value)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state of every ring to an ``.npz`` file, by way of a temporary one beside it."""
+        """Write the state of every ring to an ``.npz`` file, by way of a temporary one."""
         states = np.stack([self.read_state(ring) for ring in range(self.spec.rings)])
         target = Path(path)
         part = target.with_name(target.name + ".part")
@@ -463,11 +462,14 @@ class RingKernel(Messaging):
             kill = getattr(self._backend, "kill", None)
             if kill is None:
                 raise errors.TimeoutError(
-                    f"{error}: its handler does not return, and only the end of its process can end "
-                    "it; RingKernel(isolated=True) runs it in a child that terminate(force=True) ends"
+                    f"{error}: its handler does not return, and only the end of its process can "
+                    "end it; RingKernel(isolated=True) runs it in a child that "
+                    "terminate(force=True) ends"
                 ) from None
             if not force:
-                raise errors.TimeoutError(f"{error}; terminate(force=True) ends its process") from None
+                raise errors.TimeoutError(
+                    f"{error}; terminate(force=True) ends its process"
+                ) from None
             kill()
         self._finish()
 

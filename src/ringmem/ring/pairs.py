@@ -44,7 +44,8 @@ def plan_pair(spec: KernelSpec, dead_letters: int) -> PairPlan:
         offsets.append(at)
         nbytes = Ring.nbytes_for(dtype, capacity)
         at += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-    return PairPlan(0, 1024, *offsets, nbytes=at)
+    first, second, third = offsets
+    return PairPlan(0, 1024, first, second, third, nbytes=at)
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,7 @@ class Pair:
         self.consumer: Consumer
         self.letters: Consumer
 
-    def _describe_queue(
-        self, name: str, header: int, dtype: np.dtype[Any], capacity: int
-    ) -> None:
+    def _describe_queue(self, name: str, header: int, dtype: np.dtype[Any], capacity: int) -> None:
         """Fill in where a ring is, as the kernel addresses it."""
         setattr(self.control, f"{name}_tail_ptr", header + _PRODUCER_OFFSET)
         setattr(self.control, f"{name}_head_ptr", header + _CONSUMER_OFFSET)

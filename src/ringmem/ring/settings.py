@@ -54,8 +54,8 @@ class KernelSettings:
 
 def check_spec(
     message: npt.DTypeLike,
-    reply: npt.DTypeLike,
-    state: npt.DTypeLike,
+    reply: npt.DTypeLike | None,
+    state: npt.DTypeLike | None,
     capacity: int,
     rings: int,
     workers: int | None,
