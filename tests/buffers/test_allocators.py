@@ -110,7 +110,7 @@ def test_what_an_allocator_raises_reaches_the_caller(device):
     with pytest.raises(LookupError, match="not now"):
         buffer.close()
     assert not buffer.closed
-    with pytest.warns(RuntimeWarning, match="not now"):  # noqa: PT031
+    with pytest.warns(RuntimeWarning, match="not now"):
         del buffer
         gc.collect()
     allocator.fail = False

@@ -9,6 +9,7 @@ import pytest
 
 import ringmem
 from ringmem import ClosedError, InvalidDeviceError, InvalidValueError, NotSupportedError
+from ringmem.native import _native
 
 ALL = [ringmem.DeviceBuffer, ringmem.PinnedBuffer, ringmem.UnifiedBuffer, ringmem.empty]
 
@@ -233,7 +234,7 @@ def test_closing_under_views(device):
 
 
 def test_an_exception_in_a_with_block_is_not_hidden_by_closing(device):
-    with pytest.raises(KeyError), ringmem.zeros(3, "f4", device=device) as buffer:  # noqa: PT012
+    with pytest.raises(KeyError), ringmem.zeros(3, "f4", device=device) as buffer:
         view = buffer[:1]
         raise KeyError
     assert not buffer.closed
@@ -264,5 +265,7 @@ def test_out_of_memory_says_what_was_asked(device):
 
 
 def test_no_driver():
+    if not _native.cuda_driver().load_error:
+        pytest.skip("there is a CUDA driver")
     with pytest.raises(ringmem.NotInitializedError):
         ringmem.empty(3, device="cuda:0")

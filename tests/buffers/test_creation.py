@@ -104,6 +104,7 @@ def test_a_users_subclass_is_constructed_by_its_own_init(device):
     buffer = Tagged("weights", 5)
     assert (buffer.tag, buffer.shape) == ("weights", (5,))
     assert buffer[:2].to_numpy().shape == (2,)
+    assert type(buffer.copy()) is ringmem.DeviceBuffer
 
 
 @pytest.mark.parametrize("make", [ringmem.DeviceBuffer, ringmem.empty])

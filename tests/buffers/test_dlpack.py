@@ -194,6 +194,8 @@ def test_unknown_device_types_are_refused(device):
 
 
 def test_a_cuda_tensor_without_a_driver_says_so(device):
+    if not _native.cuda_driver().load_error:
+        pytest.skip("there is a CUDA driver")
     with pytest.raises(ringmem.NotInitializedError):
         ringmem.from_dlpack(Producer(np.arange(5), (2, 0)))
 

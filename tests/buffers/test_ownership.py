@@ -162,7 +162,7 @@ def test_a_finalizer_tries_twice_and_then_warns_once_with_the_place(faulty, devi
     _native.track_allocation_places(before)
     ptr = buffer.ptr
     faulty.fail("mem_free_async", times=2)
-    with pytest.warns(RuntimeWarning, match=r"could not be freed.*test_ownership\.py:") as caught:  # noqa: PT031
+    with pytest.warns(RuntimeWarning, match=r"could not be freed.*test_ownership\.py:") as caught:
         del buffer
         gc.collect()
     assert len(caught) == 1
@@ -177,7 +177,7 @@ def test_a_finalizer_keeps_the_exception_that_is_on_its_way(faulty, device):
         raise KeyError("mine")
 
     ptrs = []
-    with pytest.warns(RuntimeWarning), pytest.raises(KeyError, match="mine") as caught:  # noqa: PT012, PT031
+    with pytest.warns(RuntimeWarning), pytest.raises(KeyError, match="mine") as caught:
         try:
             work()
         except KeyError as error:
@@ -197,7 +197,7 @@ def test_the_reaper_repeats_what_fails_and_reports_what_stays_lost(faulty, devic
     buffer = ringmem.PinnedBuffer(3, device=device)
     ptr = buffer.ptr
     faulty.fail("host_free", times=3)
-    with pytest.warns(RuntimeWarning, match="cuMemFreeHost of 3 bytes failed"):  # noqa: PT031
+    with pytest.warns(RuntimeWarning, match="cuMemFreeHost of 3 bytes failed"):
         buffer.close()
         assert _native.flush_reaper(10)
         for _ in range(1000):  # the main thread makes the warning between two of its steps

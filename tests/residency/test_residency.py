@@ -52,7 +52,7 @@ def test_bytes_and_addresses_come_back(device):
 
 def test_sleeping_memory_really_is_gone():
     device = devices_of(_native.HostDriver(f"granularity={PAGE}"))[0]
-    tag = make("gone", device)
+    tag = make("gone", device, "discard")
     buffer = ringmem.empty(PAGE, "uint8", device=device, allocator=tag)
     tag.sleep()
     assert device.memory_info().free == device.memory_info().total

@@ -250,9 +250,12 @@ class Buffer(_native.BufferBase):
         """
         return host_copies.to_numpy(self, stream)
 
-    def copy(self, stream: object | None = None) -> Self:
-        """Return a new buffer of the same kind with the same content, in stream order."""
-        fresh = self._empty_like(stream)
+    def copy(self, stream: object | None = None) -> Buffer:
+        """Return a new buffer of the same kind with the same content, in stream order.
+
+        Host memory that is borrowed becomes a DeviceBuffer of its CPU device.
+        """
+        fresh = self._empty_like(self.stream if stream is None else stream)
         try:
             fresh.copy_from(self, stream)
         except BaseException:
@@ -260,9 +263,9 @@ class Buffer(_native.BufferBase):
             raise
         return fresh
 
-    def _empty_like(self, stream: object | None) -> Self:
-        order = self.stream if stream is None else stream
-        return type(self)(self.shape, self.dtype, device=self.device, stream=order)  # type: ignore[call-arg,arg-type]
+    def _empty_like(self, stream: object | None) -> Buffer:
+        """Allocate a buffer of this kind, shape and dtype; not of a user's subclass."""
+        raise NotImplementedError
 
     # --- interoperability ------------------------------------------------------------------------
 

@@ -68,6 +68,9 @@ class DeviceBuffer(Buffer):
     ) -> None:
         super().__init__(Kind.DEVICE, shape, dtype, device, stream, allocator)
 
+    def _empty_like(self, stream: object | None) -> DeviceBuffer:
+        return DeviceBuffer(self.shape, self.dtype, device=self.device, stream=stream)
+
     def numpy(self, *, readonly: bool = False) -> NDArray[Any]:
         """Return an array over the memory of a CPU device; blocks until pending work is done.
 

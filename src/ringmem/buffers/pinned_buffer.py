@@ -69,6 +69,9 @@ class PinnedBuffer(Buffer):
             allocator = _native.PinnedAllocator(device, True)
         super().__init__(Kind.PINNED, shape, dtype, device, stream, allocator)
 
+    def _empty_like(self, stream: object | None) -> PinnedBuffer:
+        return PinnedBuffer(self.shape, self.dtype, device=self.device, stream=stream)
+
     @property
     def device_ptr(self) -> int:
         """int: the address that kernels use; the same as ``ptr`` on all but old platforms."""

@@ -86,6 +86,9 @@ class UnifiedBuffer(Buffer):
         if attach == "single":
             self._attach_to_stream()
 
+    def _empty_like(self, stream: object | None) -> UnifiedBuffer:
+        return UnifiedBuffer(self.shape, self.dtype, device=self.device, stream=stream)
+
     def _attach_to_stream(self) -> None:
         try:
             handle, _ = _native.buffer_order(self, None)

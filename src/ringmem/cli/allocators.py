@@ -130,7 +130,7 @@ def _rmm(kind: str) -> Opener:
         elif kind == "arena":
             resource = rmm.mr.ArenaMemoryResource(counted)
         elif kind == "binning":
-            resource = rmm.mr.BinningMemoryResource(rmm.mr.PoolMemoryResource(counted), 18, 30)
+            resource = rmm.mr.BinningMemoryResource(rmm.mr.PoolMemoryResource(counted), 18, 22)
         else:
             resource = rmm.mr.CudaAsyncMemoryResource()
             reserved = None

@@ -1,10 +1,11 @@
 """``ringmem demo``: a real program's allocations on a device, and real data both ways, checked.
 
-Four steps. The trace is replayed on the driver's stream-ordered pool, once cold and once warm, and
+Five steps. The trace is replayed on the driver's stream-ordered pool, once cold and once warm, and
 nothing touches the memory. It is replayed again with marks: every block is marked on the device
 at its start and at its end with its own number, and both are read back just before it is freed, so
 two blocks that overlap while both live are found. Then data goes up on one stream and down on
-another, alone and both at once, and every byte is compared.
+another, alone and both at once, and every byte is compared. Last, the trace is played by native
+code on ringmem's pool and on the driver's, for their figures side by side.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class DemoResult:
     marks_right: int
     reserved_peak_bytes: int | None
     copies: Copies
+    pools: dict[str, dict[str, Any]]
     picture: Path | None = None
 
     @property
@@ -65,6 +67,7 @@ class DemoResult:
                 "cold": _times(self.cold),
                 "warm": _times(self.warm),
             },
+            "pools": self.pools,
             "marks": {"checked": self.marks, "right": self.marks_right, "seconds": self.marked_s},
             "copies": {
                 "nbytes": self.copies.nbytes,
@@ -112,7 +115,7 @@ class Demo:
         return cls(Device(device), Trace.shipped() if trace is None else Trace.load(trace))
 
     def run(self, progress: Progress) -> DemoResult:
-        """Do the four steps.
+        """Do the five steps.
 
         Raises
         ------
@@ -134,9 +137,46 @@ class Demo:
             marked_s = time.perf_counter() - start
             reserved_peak = reserved.read()
             copies = copy_both_ways(self.device, streams[0], streams[1], progress)
+            pools = self._pools(streams, progress)
         return DemoResult(
-            self.device, self.trace, cold, warm, marked_s, marks, right, reserved_peak, copies
+            self.device,
+            self.trace,
+            cold,
+            warm,
+            marked_s,
+            marks,
+            right,
+            reserved_peak,
+            copies,
+            pools,
         )
+
+    def _pools(self, streams: list[Stream], progress: Progress) -> dict[str, dict[str, Any]]:
+        """The same trace natively, twice, on ringmem's pool and on the driver's."""
+        from ringmem.pool import NativePool, Pool
+
+        kinds = {"ringmem": Pool, "native": NativePool}
+        if not self.device.capabilities.memory_pools:
+            del kinds["native"]
+        figures = {}
+        for number, (name, kind) in enumerate(kinds.items()):
+            progress("pools", number, len(kinds))
+            with closing(kind(self.device)) as pool:
+                trace, handles = self.trace, [stream.handle for stream in streams]
+                arrays = trace.kind, trace.id, trace.size, trace.stream
+                found: Any = _native.Replay(self.device, pool, *arrays, handles).run(2)
+                for stream in streams:
+                    stream.synchronize()
+            cold, warm = found["repetitions"]
+            figures[name] = {
+                "completed": found["completed"],
+                "peak_reserved_bytes": found["peak_reserved_bytes"],
+                "reserved_over_live": found["peak_reserved_bytes"] / trace.peak_live_bytes,
+                "cold_ns_mean": cold["mean"],
+                "warm_ns_mean": warm["mean"],
+                "warm_ns_p50": warm["p50"],
+            }
+        return figures
 
     def _replay(
         self, streams: list[Stream], progress: Progress, step: str

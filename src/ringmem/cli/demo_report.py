@@ -72,6 +72,8 @@ def show(result: DemoResult) -> None:
     console.print()
     console.print(_times(result, replay))
     console.print()
+    console.print(_pools(data["pools"]))
+    console.print()
     console.print(_copies(copies))
     console.print()
     ascii_only = not (console.encoding or "").lower().startswith("utf")
@@ -105,6 +107,23 @@ def _times(result: DemoResult, replay: dict[str, dict[str, float]]) -> Table:
             f"{t['free_us_p99']:.2f}",
         )
     table.add_row("marked", f"{result.marked_s * 1000:.1f}", "", "", "", "")
+    return table
+
+
+def _pools(pools: dict[str, dict[str, float]]) -> Table:
+    table = Table(box=None, padding=(0, 2))
+    columns = ("pool, in native code", "reserved", "of live", "ns cold", "warm", "warm p50")
+    for column in columns:
+        table.add_column(column, justify="left" if column == columns[0] else "right")
+    for name, p in pools.items():
+        table.add_row(
+            name,
+            format_nbytes(p["peak_reserved_bytes"]),
+            f"{p['reserved_over_live']:.3f}",
+            f"{p['cold_ns_mean']:.0f}",
+            f"{p['warm_ns_mean']:.0f}",
+            f"{p['warm_ns_p50']:.0f}",
+        )
     return table
 
 

@@ -24,7 +24,7 @@ def buffers_of(tag: Tag) -> list[DeviceBuffer]:
     return [
         found
         for found in gc.get_objects()
-        if isinstance(found, DeviceBuffer) and not found.closed and start <= found.ptr < stop
+        if issubclass(type(found), DeviceBuffer) and not found.closed and start <= found.ptr < stop
     ]
 
 

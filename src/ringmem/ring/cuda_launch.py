@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ringmem.native import _native
 from ringmem.native.errors import DriverError, InvalidValueError, NotSupportedError
 from ringmem.ring.cuda_build import KERNEL, LoopSettings
 
@@ -172,11 +173,13 @@ class Residency:
                     "blocks or workers"
                 )
             self._running[owner] = (ordinal, rings * blocks / kernel.resident_blocks)
+            _native.hold_releases(True)
 
     def leave(self, owner: Any) -> None:
         """Note the end of a launch."""
         with self._lock:
             self._running.pop(owner, None)
+            _native.hold_releases(bool(self._running))
 
 
 residency = Residency()

@@ -7,12 +7,8 @@ import atexit
 from ringmem.native import _native
 from ringmem.virtual.growable import GrowableBuffer
 from ringmem.virtual.locations import HostNode
-from ringmem.virtual.primitives import (
-    AddressRange,
-    MappedRange,
-    PhysicalMemory,
-    allocation_granularity,
-)
+from ringmem.virtual.physical import PhysicalMemory, allocation_granularity
+from ringmem.virtual.ranges import AddressRange, MappedRange
 from ringmem.virtual.settings import (
     live_mappings,
     mapping_limit,

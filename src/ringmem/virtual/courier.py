@@ -45,6 +45,7 @@ class Offer:
     open: Callable[[], list[int]]
     uses: int
     token: bytes = field(default_factory=lambda: secrets.token_bytes(_TOKEN_NBYTES), repr=False)
+    finalizer: weakref.finalize[[bytes, str], object] | None = None  # of what is offered
 
 
 class Courier:
@@ -67,12 +68,14 @@ class Courier:
     def retire(self, token: bytes, why: str) -> bool:
         """Serve it no longer, and say why to those who ask. False if it was not on offer."""
         with self._lock:
-            known = self._offers.pop(token, None) is not None
-            if known:
+            offer = self._offers.pop(token, None)
+            if offer is not None:
+                if offer.finalizer is not None:
+                    offer.finalizer.detach()
                 self._retired[token] = why
                 while len(self._retired) > _RETIRED_KEPT:
                     del self._retired[next(iter(self._retired))]
-        return known
+        return offer is not None
 
     def close(self) -> None:
         """Close the listening socket (in a forked child: only this process's copy)."""
@@ -92,10 +95,10 @@ class Courier:
         # A peer that dies or misbehaves is its own problem; the kernel takes back what was sent.
         with connection, contextlib.suppress(OSError):
             connection.settimeout(_SERVER_TIMEOUT_S)
+            request = connection.recv(256)
             if _peer_uid(connection) != os.geteuid():
                 _reply(connection, {"refused": "user"})
                 return
-            request = connection.recv(256)
             if len(request) != len(_GREETING) + _TOKEN_NBYTES or not request.startswith(_GREETING):
                 _reply(connection, {"refused": "protocol"})
                 return

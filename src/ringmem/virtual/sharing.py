@@ -109,8 +109,9 @@ def make_ticket(
 
     offer = Offer(open_descriptors, uses)
     post = courier()
+    offer.finalizer = weakref.finalize(owner, post.retire, offer.token, "the buffer is gone")
+    offer.finalizer.atexit = False
     post.offer(offer)
-    weakref.finalize(owner, post.retire, offer.token, "the buffer is gone").atexit = False
     return Ticket(shape, dtype, access, device.uuid, sizes, post.address, offer.token, os.getpid())
 
 

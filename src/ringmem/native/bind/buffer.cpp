@@ -88,7 +88,7 @@ bool restore_python_error() noexcept {
 }
 
 bool StreamRef::closed() const {
-  return owner.is_valid() && nb::isinstance<NativeStream>(owner) &&
+  return owner.is_valid() && is<NativeStream>(owner) &&
          nb::inst_ptr<NativeStream>(owner)->closed.load(std::memory_order_acquire);
 }
 
@@ -207,7 +207,7 @@ Status Buffer::release(const StreamRef* free_on, bool finalizing) noexcept {
 
 Status Buffer::give_back(const StreamRef& last, bool finalizing) {
   const auto is_closed = [](const StreamRef& used) { return used.closed(); };
-  if (last.closed() || stream.closed() ||
+  if (last.closed() || (&last != &stream && stream.closed()) ||
       std::any_of(others_.begin(), others_.end(), is_closed)) [[unlikely]] {
     free_after_everything(*this, others_);
     return Status::success;

@@ -171,6 +171,14 @@ nb::object make_buffer(MemoryKind kind, const Block& block, std::shared_ptr<Allo
 nb::object make_device_buffer(const Block& block, std::shared_ptr<Allocator> allocator, Spec spec,
                               NativeDevice& device, StreamRef stream);
 
+// Whether `object` is a T or of a subclass. nb::isinstance looks the type up every time; hot paths
+// ask several times a call.
+template <class T>
+bool is(nb::handle object) {
+  static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(nb::type<T>().ptr());
+  return PyObject_TypeCheck(object.ptr(), type);
+}
+
 // --- between the files of this room ------------------------------------------------------------
 
 // The arguments of every constructor; null where not given.

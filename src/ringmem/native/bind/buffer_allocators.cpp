@@ -177,7 +177,7 @@ void bind_buffer_allocators(nb::module_& m) {
       .def("__init__", [](ManagedAllocator* self, NativeDevice& device, const std::string& attach) {
         new (self) ManagedAllocator(device.driver, device.ordinal, attach_of(attach));
       }, nb::arg("device"), nb::arg("attach") = "global");
-  m.def("python_allocator", &adapt, nb::arg("object"), nb::arg("device"),
+  m.def("python_allocator", &adapt, nb::arg("object").none(), nb::arg("device"),
         "An object with allocate(nbytes, stream) and deallocate(ptr, nbytes, stream), adapted.");
   m.def("flush_reaper", [](double timeout_s) {
     bool done;
@@ -189,6 +189,8 @@ void bind_buffer_allocators(nb::module_& m) {
     return done;
   }, nb::arg("timeout_s") = -1.0,
         "Waits for releases that the reaper has; False when the time was up. Negative: no limit.");
+  m.def("hold_releases", [](bool held) { Reaper::instance().hold(held); }, nb::arg("held"),
+        "While held, no release that waits for the device begins: a persistent kernel runs.");
   m.def("reaper_pending", [] { return Reaper::instance().pending(); },
         "Releases that the reaper has not done yet.");
 }

@@ -17,8 +17,6 @@ void copy_in_general(nb::handle target, nb::handle source, nb::handle stream) {
   hook(target, source, stream);
 }
 
-bool is_buffer(nb::handle object) { return nb::isinstance<Buffer>(object); }
-
 bool same_dtype(const Buffer& a, const Buffer& b) {
   if (a.dtype.is(b.dtype)) [[likely]] return true;
   if (a.itemsize != b.itemsize) return false;
@@ -95,7 +93,7 @@ void copy_between(Buffer& dst, Buffer& src, Buffer& self, nb::handle stream) {
 
 void copy_from(nb::handle_t<Buffer> self, nb::handle source, nb::handle stream) {
   Buffer& dst = *nb::inst_ptr<Buffer>(self);
-  if (is_buffer(source)) [[likely]] {
+  if (is<Buffer>(source)) [[likely]] {
     return copy_between(dst, *nb::inst_ptr<Buffer>(source), dst, stream);
   }
   copy_in_general(self, source, stream);
@@ -103,7 +101,7 @@ void copy_from(nb::handle_t<Buffer> self, nb::handle source, nb::handle stream) 
 
 void copy_to(nb::handle_t<Buffer> self, nb::handle target, nb::handle stream) {
   Buffer& src = *nb::inst_ptr<Buffer>(self);
-  if (is_buffer(target)) [[likely]] {
+  if (is<Buffer>(target)) [[likely]] {
     return copy_between(*nb::inst_ptr<Buffer>(target), src, src, stream);
   }
   copy_in_general(target, self, stream);

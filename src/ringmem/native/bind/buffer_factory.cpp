@@ -260,10 +260,10 @@ StreamRef stream_ref(nb::handle argument, NativeDevice& device) {
 }
 
 nb::object device_of(nb::handle argument, nb::handle stream) {
-  if (!absent(argument) && nb::isinstance<NativeDevice>(argument)) return nb::borrow(argument);
+  if (!absent(argument) && is<NativeDevice>(argument)) return nb::borrow(argument);
   if (!device_class) throw InvalidValue(not_registered);
   if (!absent(argument)) return nb::handle(device_class)(argument);
-  if (!absent(stream) && nb::isinstance<NativeStream>(stream)) {
+  if (!absent(stream) && is<NativeStream>(stream)) {
     return nb::find(*nb::inst_ptr<NativeStream>(stream)->device);
   }
   PyObject* device = PyObject_CallNoArgs(default_device);

@@ -73,6 +73,9 @@ std::optional<double> seconds_of(PyObject* timeout) {
   if (timeout == nullptr) return std::nullopt;
   const double seconds = PyFloat_AsDouble(timeout);
   if (seconds == -1 && PyErr_Occurred()) throw nb::python_error();
+  if (!(seconds >= 0)) {
+    throw InvalidValue("timeout_s=" + std::to_string(seconds) + ": give 0 or more seconds, or None");
+  }
   return seconds;
 }
 

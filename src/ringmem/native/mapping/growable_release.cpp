@@ -84,6 +84,7 @@ std::size_t Growable::end() const noexcept {
 Status Growable::unmap_from(std::size_t first) noexcept {
   if (first == segments_.size()) return Status::success;
   const std::size_t start = segments_[first].offset;
+  RelaxedCapture relaxed(*driver());
   Status status = driver()->mem_unmap(range_->ptr() + start, end() - start);
   {
     std::lock_guard state(state_);
@@ -143,7 +144,9 @@ void Growable::settle() {
     std::lock_guard layout(layout_);
     std::lock_guard state(state_);
     const bool behind = ahead_ != 0 && mapped_ < keep_locked();
-    const bool tail = !segments_.empty() && segments_.back().offset >= keep_locked();
+    bool tail = !segments_.empty() && segments_.back().offset >= keep_locked();
+    // What a graph captured stays until close().
+    tail = tail && (!segments_.back().guard || segments_.back().guard->done());
     if (!ok(worker_status_) || (!behind && !tail)) return;
   }
 }

@@ -16,9 +16,17 @@ bool device_is_lost(Status status) noexcept {
   }
 }
 
+namespace {
+
+// CUDA_ERROR_CAPTURED_EVENT: the last record of the event was captured into a graph.
+constexpr Status captured_event{907};
+
+}  // namespace
+
 std::shared_ptr<Guard> Guard::record(DriverRef driver, const std::vector<StreamRef>& streams) {
   auto guard = std::make_shared<Guard>(driver);
   guard->events_.reserve(streams.size());
+  RelaxedCapture relaxed(*driver);
   for (const StreamRef& stream : streams) {
     EventRef event{stream.device, 0};
     Status status = driver->event_create(stream.device, EventFlags{}, &event.event);
@@ -53,6 +61,7 @@ Status Guard::wait() noexcept {
   RelaxedCapture relaxed(*driver_);
   for (const EventRef& event : events_) {
     const Status status = driver_->event_synchronize(event.device, event.event);
+    if (status == captured_event) return Status::success;
     if (!ok(status) && !device_is_lost(status)) return status;
   }
   done_.store(true, std::memory_order_release);

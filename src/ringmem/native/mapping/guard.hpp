@@ -22,7 +22,15 @@ struct EventRef {
   EventHandle event = 0;
 };
 
-// The calling thread is in the relaxed capture mode while this lives.
+// Calls again once when a call failed that nobody else will repeat: a destroy in a destructor.
+template <class Call>
+Status insist(Call&& call) noexcept {
+  const Status status = call();
+  return ok(status) ? status : call();
+}
+
+// The calling thread is in the relaxed capture mode while this lives: whatever it calls cannot
+// spoil a graph capture on another stream. Around everything here that creates, maps or waits.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(Driver& driver) noexcept : driver_(driver) {
@@ -30,7 +38,9 @@ class RelaxedCapture {
   }
   ~RelaxedCapture() {
     bool ignored = false;
-    if (changed_ && !previous_) driver_.relax_capture(false, &ignored);
+    if (changed_ && !previous_) {
+      insist([&] { return driver_.relax_capture(false, &ignored); });
+    }
   }
   RelaxedCapture(const RelaxedCapture&) = delete;
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;
@@ -40,13 +50,6 @@ class RelaxedCapture {
   bool previous_ = false;
   bool changed_ = false;
 };
-
-// Calls again once when a call failed that nobody else will repeat: a destroy in a destructor.
-template <class Call>
-Status insist(Call&& call) noexcept {
-  const Status status = call();
-  return ok(status) ? status : call();
-}
 
 // A device in this state runs nothing any more, so nothing uses its memory either.
 bool device_is_lost(Status status) noexcept;
@@ -63,9 +66,11 @@ class Guard {
   ~Guard();
 
   // True when the work is over, also because its device was lost. False as long as it runs, and
-  // while the driver cannot tell (the pages then stay mapped).
+  // while the driver cannot tell (the pages then stay mapped). For ever false when a stream was
+  // capturing: the graph may be launched at any time.
   bool done() noexcept;
-  // Blocks until the work is over: hold no lock and not the GIL.
+  // Blocks until the work is over: hold no lock and not the GIL. Work that was captured and not
+  // run is not waited for.
   Status wait() noexcept;
 
  private:

@@ -170,6 +170,7 @@ Status Resident::unmap_from(std::size_t first) noexcept {
   for (std::size_t i = 0; i < first; ++i) start += handles_[i]->nbytes();
   std::size_t end = start;
   for (std::size_t i = first; i < handles_.size(); ++i) end += handles_[i]->nbytes();
+  RelaxedCapture relaxed(*driver());
   Status status = maybe_mapped_ ? Status::unmap_failed
                                 : driver()->mem_unmap(base_ + start, end - start);
   for (std::size_t i = first, at = start; !ok(status) && i < handles_.size(); ++i) {

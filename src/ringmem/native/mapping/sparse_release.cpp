@@ -81,7 +81,9 @@ void Sparse::settle() {
     std::lock_guard lock(mutex_);
     if (!ok(worker_status_)) return;
     bool leaving = false;
-    for (const Page& page : pages_) leaving = leaving || page.state == PageState::leaving;
+    for (const Page& page : pages_) {  // what a graph captured stays until close()
+      leaving = leaving || (page.state == PageState::leaving && (!page.guard || page.guard->done()));
+    }
     if (!leaving) return;
   }
 }

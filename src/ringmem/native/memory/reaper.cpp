@@ -74,16 +74,26 @@ std::size_t Reaper::pending() const {
   return pid_ == getpid() ? pending_ : 0;
 }
 
+void Reaper::hold(bool held) noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    held_ = held;
+  }
+  posted_.notify_one();
+  done_.notify_all();
+}
+
 bool Reaper::flush(double timeout_s) {
   std::unique_lock lock(mutex_);
   if (pid_ != getpid()) return true;
-  auto enough = [&] { return pending_ == 0; };
+  auto enough = [&] { return pending_ == 0 || held_; };
   if (timeout_s < 0) {
     done_.wait(lock, enough);
-    return true;
+    return pending_ == 0;
   }
   const auto span = std::chrono::duration<double>(std::min(timeout_s, 1e6));
-  return done_.wait_for(lock, std::chrono::duration_cast<Clock::duration>(span), enough);
+  done_.wait_for(lock, std::chrono::duration_cast<Clock::duration>(span), enough);
+  return pending_ == 0;
 }
 
 std::deque<ReaperJob> Reaper::collect() {
@@ -132,8 +142,11 @@ void Reaper::loop() {
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      auto some = [&] { return !queue_.empty(); };
-      if (waiting.empty()) {
+      auto some = [&] { return !queue_.empty() && !held_; };
+      if (held_) {
+        posted_.wait(lock, [&] { return !held_; });
+        pause = shortest_pause;
+      } else if (waiting.empty()) {
         posted_.wait(lock, some);
       } else if (posted_.wait_for(lock, pause, some)) {
         pause = shortest_pause;

@@ -44,6 +44,10 @@ class Reaper {
   // GIL.
   bool flush(double timeout_s);
 
+  // While held, jobs wait: a release that has begun blocks other driver calls of the process too, so
+  // none may begin beside a kernel that never ends. flush() does not wait meanwhile.
+  void hold(bool held) noexcept;
+
   // What a job holds may only be let go of where its owner says (Python objects: under the GIL),
   // so done jobs are kept until somebody destroys what this returns.
   std::deque<ReaperJob> collect();
@@ -75,6 +79,7 @@ class Reaper {
   std::deque<ReaperJob> done_jobs_;
   Hooks hooks_;
   bool retired_ = false;
+  bool held_ = false;
 };
 
 }  // namespace ringmem

@@ -196,6 +196,10 @@ Status CudaDriver::pool_create(int device, const PoolProps& props, PoolHandle* r
 }
 
 Status CudaDriver::pool_destroy(int device, PoolHandle handle) noexcept {
+  // Destroying the default pool breaks the context of driver 580 (later calls never return).
+  PoolHandle standard = 0;
+  if (Status status = pool_default(device, &standard); !ok(status)) return status;
+  if (handle == standard) return Status::invalid_value;
   return within(device, &F::MemPoolDestroy, pool(handle));
 }
 
