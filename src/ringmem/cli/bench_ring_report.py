@@ -47,6 +47,9 @@ def show(result: dict[str, Any]) -> None:
 
     compared = Table("compared", "p50 us", "p99 us", "messages/s", box=None, padding=(0, 2))
     for name, one in result["compared"].items():
+        if "error" in one:
+            compared.add_row(name, one["error"])
+            continue
         rate = one.get("messages_per_second")
         compared.add_row(
             name, str(one["rtt_us_p50"]), str(one["rtt_us_p99"]), "" if rate is None else str(rate)
