@@ -1,4 +1,4 @@
-"""Handlers for kernels in this process and in children, as ctypes callbacks and Python functions."""
+"""Handlers for kernels in this process and in children: ctypes callbacks, Python functions."""
 
 from __future__ import annotations
 

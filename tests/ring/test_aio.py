@@ -1,4 +1,4 @@
-"""Ring kernels under asyncio: replies find their tasks, and nothing waits for a kernel that ended."""
+"""Ring kernels under asyncio: replies find their tasks; nothing waits for a kernel that ended."""
 
 from __future__ import annotations
 
@@ -52,6 +52,18 @@ def test_a_thousand_tasks_get_their_own_replies() -> None:
             return await asyncio.gather(*(one(kernel, n) for n in range(1000)))
 
     assert all(asyncio.run(main()))
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_small_rings_serve_more_tasks_than_they_have_slots(capacity: int) -> None:
+    async def main() -> list[int]:
+        async with native_echo(capacity=capacity) as kernel:
+            return [
+                first(r)
+                for r in await asyncio.gather(*(kernel.call(message(i)) for i in range(50)))
+            ]
+
+    assert asyncio.run(main()) == [i * 3 + 1 for i in range(50)]
 
 
 def test_gather_and_wait_for_take_replies_as_futures() -> None:

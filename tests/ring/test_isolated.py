@@ -1,4 +1,4 @@
-"""Kernels in a child process: what they share with others, and what only the end of a process does."""
+"""Kernels in a child process: what they share with others, what only the end of one does."""
 
 from __future__ import annotations
 

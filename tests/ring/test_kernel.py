@@ -56,7 +56,7 @@ def counting(**arguments: object) -> RingKernel:
     return RingKernel(h.count, message=h.PAIR, reply=h.TOTAL, state=h.COUNTER, **arguments)
 
 
-# --- messages ----------------------------------------------------------------------------------------
+# --- messages ----------------------------------------------------------------------------------
 def test_call_returns_the_reply_whatever_form_the_message_has(kernel: RingKernel) -> None:
     batch = numbered(5, 1)
     expected = echo(batch["words"])[0].tolist()
@@ -163,6 +163,12 @@ def test_views_of_slots_carry_messages_and_replies(kernel: RingKernel) -> None:
     assert kernel.unread() == 0
 
 
+def test_calls_on_a_ring_of_one_slot_never_find_it_full() -> None:
+    with native_echo(capacity=1) as kernel:
+        for i in range(2000):
+            assert int(kernel.call(numbered(i, 1)[0], timeout_s=5)["words"][0]) == i * 3000 + 1
+
+
 def test_every_ring_has_its_own_state_and_order() -> None:
     with counting(rings=3) as kernel:
         for ring in range(3):
@@ -218,7 +224,7 @@ def test_full_ring_with_each_policy() -> None:
         assert got["words"].tolist()[0] == echo(numbered(0, 1)["words"])[0].tolist()
 
 
-# --- statuses and dead letters -------------------------------------------------------------------------
+# --- statuses and dead letters -----------------------------------------------------------------
 def test_status_raises_from_call_and_keeps_the_message() -> None:
     with counting() as kernel:
         with pytest.raises(HandlerError) as caught:
@@ -246,7 +252,7 @@ def test_statuses_come_with_batches_and_letters_beyond_the_list_are_counted() ->
         assert [status for _, status in kernel.dead_letters()] == [7] * 4
 
 
-# --- life ----------------------------------------------------------------------------------------------
+# --- life --------------------------------------------------------------------------------------
 def test_life_of_a_kernel() -> None:
     kernel = native_echo()
     assert kernel.state is KernelState.NEW
@@ -368,7 +374,7 @@ def test_no_message_is_lost_or_repeated_by_any_order_of_requests(requests: list)
     )
 
 
-# --- state ---------------------------------------------------------------------------------------------
+# --- state -------------------------------------------------------------------------------------
 def test_state_is_read_and_written_while_paused_and_survives_a_restart(tmp_path: Path) -> None:
     with counting(initial_state=(0, 100), rings=2) as kernel:
         assert kernel.call((5, 0))["total"] == 105
@@ -402,7 +408,7 @@ def test_kernel_without_state_has_none_to_read() -> None:
             kernel.read_state()
 
 
-# --- telemetry -----------------------------------------------------------------------------------------
+# --- telemetry ---------------------------------------------------------------------------------
 def test_telemetry_counts_what_was_answered() -> None:
     with native_echo() as kernel:
         assert kernel.telemetry().processed == 0
@@ -427,7 +433,7 @@ def test_queue_descriptors_say_where_the_rings_are(kernel: RingKernel) -> None:
     assert _native.load_u64(control.output_head_ptr) == 1
 
 
-# --- failure -------------------------------------------------------------------------------------------
+# --- failure -----------------------------------------------------------------------------------
 def test_garbage_in_the_input_ring_ends_the_kernel_with_an_error() -> None:
     with native_echo(capacity=8) as kernel:
         _native.store_u32(kernel._pairs[0].addresses.input + 384, 77)
@@ -538,7 +544,7 @@ def test_dropped_kernel_is_ended_with_a_warning() -> None:
         gc.collect()
 
 
-# --- arguments -----------------------------------------------------------------------------------------
+# --- arguments ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
@@ -567,7 +573,7 @@ def test_bad_arguments_are_refused_before_anything_runs(arguments: dict, match: 
     assert threading.active_count() == threads
 
 
-# --- processes -----------------------------------------------------------------------------------------
+# --- processes ---------------------------------------------------------------------------------
 def run_script(text: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     here = str(Path(__file__).parent)
     source = str(Path(ringmem.__file__).parent.parent)

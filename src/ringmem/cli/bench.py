@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -77,6 +78,45 @@ def bridge(
             bench_bridge.show(result)
         if not result["verified"]:
             raise fail("a message did not arrive as it was sent", FAILED)
+
+
+@bench.command()
+def ring(
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="[default: the first CUDA device, or cpu]"),
+    ] = None,
+    messages: Annotated[int, typer.Option(min=1000, help="Of each throughput figure.")] = 2_000_000,
+    rings: Annotated[
+        int, typer.Option(min=1, help="Ring pairs of the figure for all rings together.")
+    ] = 1,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the latency histogram into a file.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, and nothing else on stdout.")
+    ] = False,
+) -> None:
+    """Time a ring kernel: round trips and messages a second, every word of every reply verified.
+
+    Exits with 1 if a word was wrong.
+    """
+    from ringmem.cli.app import FAILED, errors_in_one_line, fail, print_json
+
+    with errors_in_one_line():
+        from ringmem.cli import bench_ring, bench_ring_report
+        from ringmem.cli.progress import LateProgress
+
+        with LateProgress() as progress:
+            result = bench_ring.run(device, messages, rings, progress.update)
+        if plot is not None:
+            bench_ring_report.plot(result, plot)
+        if as_json:
+            print_json(result)
+        else:
+            bench_ring_report.show(result)
+        if not result["verified"]:
+            raise fail(f"{result['wrong_words']} words of replies were wrong", FAILED)
 
 
 def _show(rows: list[dict[str, object]]) -> None:

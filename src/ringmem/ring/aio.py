@@ -98,7 +98,10 @@ class AsyncKernel:
             The kernel ended by itself.
         """
         while True:
-            batch = self.kernel.recv(timeout_s=0, ring=ring)
+            try:
+                batch = self.kernel.recv(timeout_s=0, ring=ring)
+            except ClosedError:  # the end, and every reply was read
+                return
             if len(batch):
                 yield batch
             elif not await self._readable(ring):

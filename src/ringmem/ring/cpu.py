@@ -22,6 +22,7 @@ from ringmem.ring.slots import host_bytes
 __all__ = ["CpuBackend", "NativeHandler", "SharedRingMemory"]
 
 _PAGE = 4096
+_C_FUNCTION: type = ctypes.CFUNCTYPE(None).mro()[1]  # of all ctypes functions
 
 
 @dataclass(frozen=True)
@@ -135,11 +136,9 @@ class CpuBackend:
             handler = _compile(handler, self._spec)
         self._keep.append(handler)
         if _is_c_function(handler):
-            address = ctypes.cast(handler, ctypes.c_void_p).value or 0
-            return address, len(handler.argtypes or ()) == 5
-        found: Any = getattr(handler, "address", None)
-        if isinstance(found, int):
-            address = found
+            return _address(handler), len(handler.argtypes or ()) == 5
+        address = getattr(handler, "address", None)
+        if isinstance(address, int):
             lanes = getattr(handler, "lanes", None)
             if lanes is None:
                 lanes = _argument_count(handler) == 5
@@ -173,11 +172,15 @@ class CpuBackend:
         pointer = ctypes.c_void_p
         c_function = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, pointer)(call)
         self._keep.append(c_function)
-        return ctypes.cast(c_function, pointer).value or 0
+        return _address(c_function)
+
+
+def _address(c_function: Any) -> int:
+    return ctypes.cast(c_function, ctypes.c_void_p).value or 0
 
 
 def _is_c_function(handler: Any) -> bool:
-    return isinstance(handler, ctypes.CFUNCTYPE(None).__mro__[1])
+    return isinstance(handler, _C_FUNCTION)
 
 
 def _argument_count(handler: Any) -> int:

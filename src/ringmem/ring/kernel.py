@@ -15,46 +15,36 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import numpy.typing as npt
 
 from ringmem.device import Device, default_device
 from ringmem.native import _native, errors
 from ringmem.native.errors import (
     ClosedError,
-    CorruptedError,
-    InvalidValueError,
-    KernelFailedError,
 )
 from ringmem.native.layouts import ControlBlock
 from ringmem.ring.aio import AsyncKernel
-from ringmem.ring.backend import Backend, Parallel
-from ringmem.ring.channel import Messaging
+from ringmem.ring.backend import Parallel
+from ringmem.ring.backends import backend_for
+from ringmem.ring.endings import why_ended
 from ringmem.ring.endpoints import Full
 from ringmem.ring.lifecycle import KernelEvent, KernelState, next_state
 from ringmem.ring.pairs import make_pairs, plan_pair
 from ringmem.ring.settings import KernelSettings, check_spec
 from ringmem.ring.stalls import StallWatcher
+from ringmem.ring.state_access import StateAccess
 from ringmem.ring.telemetry import Telemetry, read_telemetry
 
 __all__ = ["RingKernel"]
 
-_END_REASONS = {
-    1: "terminated",
-    2: "drained",
-    3: "orphaned",
-    4: "corrupted",
-    5: "faulted",
-}
 _live: weakref.WeakSet[RingKernel] = weakref.WeakSet()
 _left_behind: list[object] = []  # memory of kernels that could not be ended: it must stay mapped
 
 
-class RingKernel(Messaging):
+class RingKernel(StateAccess):
     """A kernel that stays on a device and answers messages through rings.
 
     Parameters
@@ -156,7 +146,7 @@ class RingKernel(Messaging):
         )
         self.settings = KernelSettings(heartbeat_timeout_s, stall_s, dead_letters, isolated)
         self.device = default_device() if device is None else Device(device)
-        self._backend = _backend_for(self.device, isolated)
+        self._backend = backend_for(self.device, isolated)
         self._error: BaseException | None = None
         self._watch: Any = None
         self._stalls: StallWatcher | None = None
@@ -375,55 +365,6 @@ class RingKernel(Messaging):
         self.aio.close()
         await asyncio.to_thread(self.close)
 
-    # --- the handler's state ---------------------------------------------------------------------
-
-    def read_state(self, ring: int = 0) -> npt.NDArray[Any]:
-        """Return a copy of the handler's state of a ring, shape ``()``.
-
-        Raises
-        ------
-        InvalidValueError
-            The kernel is handling messages (:meth:`pause` it), or has no state.
-        """
-        with self._lock:
-            self._require_quiet()
-            self._pair(ring)
-            return self._backend.read_state(ring)
-
-    def write_state(self, value: npt.ArrayLike, ring: int = 0) -> None:
-        """Replace the handler's state of a ring; errors as for :meth:`read_state`."""
-        with self._lock:
-            self._require_quiet()
-            self._pair(ring)
-            self._backend.write_state(ring, value)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state of every ring to an ``.npz`` file, by way of a temporary one."""
-        states = np.stack([self.read_state(ring) for ring in range(self.spec.rings)])
-        target = Path(path)
-        part = target.with_name(target.name + ".part")
-        with part.open("wb") as file:
-            np.savez(file, state=states)
-        part.replace(target)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Replace the state of every ring by what :meth:`save` wrote.
-
-        Raises
-        ------
-        InvalidValueError
-            The file holds states of another dtype or number of rings.
-        """
-        with np.load(path, allow_pickle=False) as file:
-            states = file["state"]
-        if states.dtype != self.spec.state or states.shape != (self.spec.rings,):
-            raise InvalidValueError(
-                f"path={os.fspath(path)!r} holds {states.shape} states of {states.dtype}; this "
-                f"kernel has {self.spec.rings} of {self.spec.state}"
-            )
-        for ring, state in enumerate(states):
-            self.write_state(state, ring)
-
     # --- inside ----------------------------------------------------------------------------------
 
     def _launch(self, timeout_s: float) -> None:
@@ -463,7 +404,7 @@ class RingKernel(Messaging):
             if kill is None:
                 raise errors.TimeoutError(
                     f"{error}: its handler does not return, and only the end of its process can "
-                    "end it; RingKernel(isolated=True) runs it in a child that "
+                    "end it; RingKernel(isolated=True) runs it in a child, which "
                     "terminate(force=True) ends"
                 ) from None
             if not force:
@@ -520,38 +461,10 @@ class RingKernel(Messaging):
         """After the end of every ring: find out why, and let waiters go."""
         self._backend.join(1.0)
         self._end_watch()
-        self._error = self._why()
+        self._error = why_ended(self._pairs, self._backend.failure(), self.spec, self.settings)
         for pair in self._pairs:
             _native.kernel_close_ends(pair.raw)
         self._go(KernelEvent.ENDED if self._error is None else KernelEvent.FAILED)
-
-    def _why(self) -> BaseException | None:
-        """What ended the kernel, None if that was asked for."""
-        failure = self._backend.failure()
-        if failure is not None:
-            if isinstance(failure, KernelFailedError):
-                return failure
-            error = KernelFailedError(
-                f"the kernel failed: {type(failure).__name__}: {failure}",
-                "driver" if isinstance(failure, errors.DriverError) else "faulted",
-            )
-            error.__cause__ = failure
-            return error
-        for ring, pair in enumerate(self._pairs):
-            reason = _END_REASONS.get(pair.control.end_reason, "unknown")
-            if reason == "corrupted":
-                return CorruptedError(
-                    f"ring {ring} holds what no correct peer writes; the kernel ended itself"
-                )
-            if reason == "orphaned":
-                return KernelFailedError(
-                    f"ring {ring} ended itself: deadline_s={self.spec.deadline_s} was over, or no "
-                    f"heartbeat came for {self.settings.heartbeat_timeout_s} s",
-                    reason,
-                )
-            if reason == "faulted":
-                return KernelFailedError(f"the handler of ring {ring} failed", reason)
-        return None
 
     def _end_watch(self) -> None:
         watch, self._watch = self._watch, None
@@ -581,14 +494,6 @@ class RingKernel(Messaging):
         self._refresh()
         self._raise_if_failed()
 
-    def _require_quiet(self) -> None:
-        self._require_process()
-        self._refresh()
-        if self._state is KernelState.CLOSED:
-            raise ClosedError("the ring kernel is closed")
-        if self._state.running and self._state is not KernelState.PAUSED:
-            raise InvalidValueError("the handler is using its state; pause() the kernel first")
-
     def _go(self, event: KernelEvent) -> None:
         self._state = next_state(self._state, event)
 
@@ -615,20 +520,6 @@ def _weak_check(kernel: RingKernel) -> Callable[[], None]:
             found._check_waiting()
 
     return check
-
-
-def _backend_for(device: Device, isolated: bool) -> Backend:
-    if isolated:
-        from ringmem.ring.isolated import IsolatedBackend
-
-        return IsolatedBackend(device)
-    if device.platform == "cpu":
-        from ringmem.ring.cpu import CpuBackend
-
-        return CpuBackend()
-    from ringmem.ring.cuda import CudaBackend
-
-    return CudaBackend(device)
 
 
 @atexit.register

@@ -44,8 +44,7 @@ def plan_pair(spec: KernelSpec, dead_letters: int) -> PairPlan:
         offsets.append(at)
         nbytes = Ring.nbytes_for(dtype, capacity)
         at += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-    first, second, third = offsets
-    return PairPlan(0, 1024, first, second, third, nbytes=at)
+    return PairPlan(0, 1024, offsets[0], offsets[1], offsets[2], at)
 
 
 @dataclass(frozen=True)

@@ -58,20 +58,26 @@ bool has_pending(const AsyncCaller& caller) {
   return false;
 }
 
-// Lets the poller wake the loop when the first reply is there. It looks with copies of the ends.
+// Lets the poller wake the loop when the first reply is there, or room for a message that waits. It looks with copies of the ends.
 void arm(AsyncCaller& caller) {
   if (caller.armed || caller.draining) return;
-  std::vector<ring::Consumer> looked_at;
+  std::vector<ring::Consumer> readers;
+  std::vector<ring::Producer> writers;
   for (const auto& channel : caller.channels) {
-    if (!channel->pending.empty()) looked_at.push_back(channel->ends.consumer->endpoint);
+    if (!channel->pending.empty()) readers.push_back(channel->ends.consumer->endpoint);
+    if (!channel->waiting.empty()) writers.push_back(channel->ends.producer->endpoint);
   }
-  if (looked_at.empty()) return;
-  ring::Poller::instance().arm(caller.watch, [ends = std::move(looked_at)] {
-    for (const ring::Consumer& end : ends) {
-      if (end.would_receive()) return true;
-    }
-    return false;
-  });
+  if (readers.empty()) return;
+  ring::Poller::instance().arm(
+      caller.watch, [readers = std::move(readers), writers = std::move(writers)] {
+        for (const ring::Consumer& end : readers) {
+          if (end.would_receive()) return true;
+        }
+        for (const ring::Producer& end : writers) {
+          if (end.would_reserve(1)) return true;
+        }
+        return false;
+      });
   caller.armed = true;
 }
 
@@ -104,6 +110,7 @@ bool take_replies(AsyncCaller& caller, AsyncChannel& channel) {
   CallChannel& ends = channel.ends;
   const Use<ring::Consumer> receiving(*ends.consumer);
   ends.settle();
+  send_waiting(channel);
   const std::uint64_t sent = channel.pending.size() - channel.waiting.size();
   if (ends.consumer->abandoned != 0 || sent == 0) return false;
   const ring::Runs runs = ends.consumer->endpoint.poll(sent);

@@ -92,16 +92,26 @@ class Turn {
   std::unique_lock<std::mutex> lock_;
 };
 
-void send(CallChannel& channel, const std::byte* record) {
+// A kernel publishes what it took only some microseconds after its answer, so that the ring may look
+// full for a moment.
+void send_when_free(CallChannel& channel, const std::byte* record,
+                    std::optional<double> timeout_s) {
+  require_sound(*channel.producer, "the consumer's index is impossible");
+  if (!wait_for_slots(*channel.producer, 1, deadline_of(timeout_s))) {
+    throw TimedOut("no free slot within timeout_s=" + std::to_string(*timeout_s) +
+                   ": the ring is full of messages whose calls timed out");
+  }
+  channel.producer->endpoint.send(record, 1);
+}
+
+void send(CallChannel& channel, const std::byte* record, std::optional<double> timeout_s) {
   auto& producer = channel.producer->endpoint;
   if (channel.unread() != 0 || producer.reserved() != 0) [[unlikely]] {
     throw InvalidValue(std::to_string(channel.unread()) + " replies of messages that were sent on "
                        "this ring are unread, and " + std::to_string(producer.reserved()) +
                        " slots reserved; recv() and commit() first, or call on another ring");
   }
-  if (producer.send(record, 1) == 1) [[likely]] return;
-  require_sound(*channel.producer, "the consumer's index is impossible");
-  throw TimedOut("the ring is full of messages whose calls timed out");
+  if (producer.send(record, 1) != 1) [[unlikely]] send_when_free(channel, record, timeout_s);
 }
 
 // The reply of the newest message is the next to read, and there; false: the time is up.
@@ -185,7 +195,7 @@ nb::object call(Caller& caller, const Arguments& arguments) {
   const Turn turn(channel);
   const Use<ring::Producer> sending(*channel.producer);
   const Use<ring::Consumer> receiving(*channel.consumer);
-  send(channel, record);
+  send(channel, record, timeout_s);
   bool in_time = false;
   try {
     in_time = wait_for_reply(channel, timeout_s);

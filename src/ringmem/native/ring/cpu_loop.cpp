@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <limits>
@@ -11,7 +12,6 @@ namespace ringmem::ring {
 namespace {
 
 constexpr u64 batch = 64;                        // messages between two looks at the control block
-constexpr u64 ahead = 12;                        // messages whose lines are fetched before their turn
 constexpr u64 telemetry_interval_ns = 20'000;
 constexpr std::chrono::microseconds pause_nap{20};
 
@@ -106,10 +106,6 @@ bool CpuLoop::drained() noexcept {
 u64 CpuLoop::handle_ready() noexcept {
   u64 done = 0, seen_ns = 0;
   for (; done < batch; ++done) {
-    if (done != 0 && next_ + ahead < known_tail_) {
-      __builtin_prefetch(input_.slot(next_ + ahead));
-      __builtin_prefetch(output_.slot(next_ + ahead), 1);
-    }
     const auto state = input_.state(next_);
     if (state == Slots::SlotState::corrupted) reason_ = EndReason::corrupted;
     if (state != Slots::SlotState::ready || !has_room()) break;
@@ -131,7 +127,6 @@ u64 CpuLoop::handle_ready() noexcept {
     ++next_;
   }
   if (done == 0) return 0;
-  known_tail_ = done == batch ? load(pair_.input->producer.tail) : 0;
   store(pair_.output->producer.tail, next_);
   store(pair_.input->consumer.head, next_);
   last_ns_ = now_ns();
@@ -226,7 +221,7 @@ void CpuLoop::wait(u64 now) noexcept {
   } else if (idle_ns < idle_.yield_ns) {
     ::sched_yield();
   } else {
-    const u64 nap = idle_ns < idle_.rest_ns ? idle_.nap_ns : idle_.long_nap_ns;
+    const u64 nap = std::min(idle_ns / idle_.nap_share, idle_.longest_nap_ns);
     std::this_thread::sleep_for(std::chrono::nanoseconds(nap));
   }
 }

@@ -47,7 +47,6 @@ class CpuLoop {
   std::vector<Line> message_, reply_;  // contiguous copies, in lines for their alignment
   u64 next_ = 0;         // message to handle
   u64 output_head_ = 0;  // of the host, as last seen
-  u64 known_tail_ = 0;   // of the host, as seen while there is a backlog; else 0
   u64 dead_tail_ = 0;
   EndReason reason_ = EndReason::none;
   bool draining_ = false, paused_ = false;

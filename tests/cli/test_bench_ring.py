@@ -1,0 +1,67 @@
+"""``ringmem bench ring``: what its JSON holds, and that a wrong word is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ringmem.cli import bench_ring, bench_ring_report
+from ringmem.cli.app import app
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def result() -> dict:
+    ran = runner.invoke(
+        app, ["bench", "ring", "--device", "cpu", "--messages", "2000", "--rings", "2", "--json"]
+    )
+    assert ran.exit_code == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.slow
+def test_json_has_every_figure(result: dict) -> None:
+    assert set(result["rtt_us"]) == {"56", "112", "240"}
+    for trips in (*result["rtt_us"].values(), result["python_call_us"]):
+        assert 0 < trips["p50"] <= trips["p99"] <= trips["p99.9"]
+    for rates in result["messages_per_second"].values():
+        assert list(rates) == ["1", "8", "64", "512"]
+        assert min(rates.values()) > 0
+    assert result["verified"] is True
+    assert result["wrong_words"] == 0
+    assert result["verified_messages"] > 2000 * 4 * 3
+    assert result["all_rings"]["rings"] == 2
+    assert set(result["asyncio"]) == {"1", "1000"}
+    assert result["compared"]["multiprocessing.Queue"]["rtt_us_p50"] > 0
+
+
+@pytest.mark.slow
+def test_histogram_becomes_bars_and_a_picture(result: dict, tmp_path: Path) -> None:
+    assert sum(result["histogram"]["counts"]) > 900
+    assert any("█" in line for line in bench_ring_report.bars(result["histogram"]))
+    bench_ring_report.plot(result, tmp_path / "latency.png")
+    assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_wrong_word_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def off_by_one(message, reply, state):
+        for i in range(7):
+            reply.words[i] = message.words[i] * 3 + i + (2 if i == 3 else 1)
+        return 0
+
+    monkeypatch.setitem(bench_ring._ECHOES, 7, off_by_one)
+    bench = bench_ring._Bench(bench_ring.Device("cpu"), 1000, 1)
+    with bench._kernel(56, python=True) as kernel:
+        bench._round_trips(kernel, 10)
+        bench._stream(kernel, 8)
+    assert bench.wrong_words == 10 + 2 * 1000
+
+
+def test_wrong_input_exits_with_2() -> None:
+    ran = runner.invoke(app, ["bench", "ring", "--device", "abacus"])
+    assert ran.exit_code == 2
+    assert "abacus" in ran.stderr
