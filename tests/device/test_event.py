@@ -69,7 +69,7 @@ def test_waiting_for_an_event_releases_the_gil(slow):
     event.synchronize()
     stop.set()
     thread.join()
-    assert len(ticks) >= 3
+    assert len(ticks) >= 2  # with the GIL held it would be none
 
 
 def test_elapsed_time_is_that_of_the_work_between(device, gate):

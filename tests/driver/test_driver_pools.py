@@ -245,6 +245,9 @@ def test_more_than_the_device_has_is_out_of_memory(kit: Kit) -> None:
 
 
 def test_blocks_outlive_the_handle_of_their_pool(kit: Kit) -> None:
+    # Documented for cuMemPoolDestroy; on driver 580.159, after an allocation that ran out of
+    # memory, the next pool's first free makes the process hang or crash.
+    kit.require_host_driver("destroying a pool with live blocks breaks later pools on driver 580")
     kit.require(native.Attribute.memory_pools)
     pool = kit.driver.pool_create(0, native.PoolProps())
     ptr = kit.driver.pool_alloc_async(0, pool, MiB)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -160,11 +161,11 @@ def test_synchronizing_gives_up_the_gil(kit: Kit) -> None:
 
 
 def test_relaxing_the_capture_mode_is_undone(kit: Kit) -> None:
-    assert kit.driver.relax_capture(True) is False
-    assert kit.driver.relax_capture(True) is True
-    kit.driver.relax_capture(True)
-    assert kit.driver.relax_capture(False) is True
-    assert kit.driver.relax_capture(False) is False
+    # The mode belongs to the thread, so a fresh one: earlier tests may have left theirs relaxed.
+    with ThreadPoolExecutor(1) as fresh:
+        modes = [True, True, True, False, False]
+        before = [fresh.submit(kit.driver.relax_capture, mode).result() for mode in modes]
+    assert before == [False, True, True, True, False]
 
 
 # --- waiting for and writing values --------------------------------------------------------------

@@ -289,7 +289,7 @@ def no_status(message, reply, state):
     ("handler", "place", "said"),
     [
         (wrong_field, "reply.nothing", "no such field: 'nothing'"),
-        (ufunc, "np.sqrt", "no np.sqrt there"),
+        (ufunc, "np.sqrt", "np.sqrt"),
         (no_status, "", "must return an int status"),
     ],
 )
