@@ -52,7 +52,8 @@ def test_more_than_there_is_is_out_of_memory_and_costs_nothing(kit: Kit) -> None
         kit.driver.mem_alloc(0, before.total + MiB)
     assert caught.value.operation == "cuMemAlloc"
     assert f"nbytes={before.total + MiB}" in str(caught.value)
-    assert kit.driver.memory_info(0).free == before.free
+    # Other users of the device may give memory back meanwhile.
+    assert kit.driver.memory_info(0).free >= before.free
 
 
 def test_running_out_is_real_and_ends_with_a_free(host: Kit) -> None:
