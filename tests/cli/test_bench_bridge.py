@@ -35,7 +35,7 @@ def test_every_strategy_is_measured_and_verified():
 
 
 def test_a_message_that_did_not_arrive_is_noticed(monkeypatch):
-    monkeypatch.setattr(bench_bridge, "_to_device", lambda *arguments: (1.0, False))
+    monkeypatch.setattr(bench_bridge, "_to_device", lambda *arguments: ([(1.0, 1.0)], False))
     result = CliRunner().invoke(app, ["bench", "bridge", "--device", "cpu", "--repeat", "1"])
     assert result.exit_code == 1
     assert "differs" in result.output or "did not arrive" in result.output

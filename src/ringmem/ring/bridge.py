@@ -1,12 +1,11 @@
 """A pair of rings between the host and a device, and the flushes that carry messages across.
 
-What a flush does is the strategy's: nothing at all, a copy, or a wait for the thread that copies.
+What a flush does is the strategy's: nothing at all, or a copy, by native code (mover.hpp).
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -16,11 +15,12 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from ringmem.device import Device, MemoryVisibility, as_stream
+from ringmem.native import _native
 from ringmem.native.errors import (
     ClosedError,
     TimeoutError,  # noqa: A004 - the field's word
 )
-from ringmem.ring.bridge_memory import HEAD, DeviceRing, Direction
+from ringmem.ring.bridge_memory import DeviceRing, Direction
 from ringmem.ring.slots import message_dtype
 from ringmem.ring.strategies import Async, DmaPolling, Strategy, Unified, choose_strategy
 
@@ -78,8 +78,8 @@ class RingBufferBridge:
 
     Notes
     -----
-    Each method may be called by one thread at a time; :meth:`send` and :meth:`flush_to_device` by
-    one, :meth:`recv` and :meth:`flush_to_host` by another.
+    One thread at a time may call :meth:`send`, and one :meth:`recv`; any thread may flush. A forked
+    child makes a bridge of its own.
 
     Examples
     --------
@@ -104,6 +104,7 @@ class RingBufferBridge:
         self.strategy = choose_strategy(strategy, decision)
         wanted = self.strategy.stream if isinstance(self.strategy, Async) else None
         self._owns_stream = wanted is None
+        self._waits = not isinstance(self.strategy, Async)
         self._stream = (
             self.device.create_stream() if wanted is None else as_stream(wanted, self.device)
         )
@@ -124,9 +125,15 @@ class RingBufferBridge:
         self.capacity = self._in.ring.capacity
         self._producer = self._in.ring.producer("refuse")
         self._consumer = self._out.ring.consumer()
-        self._poller: _Poller | None = None
+        self._thread: _native.BridgeMoverThread | None = None
         if isinstance(self.strategy, DmaPolling):
-            self._poller = _Poller(self, self.strategy.interval_us * 1e-6)
+            assert self._in.mover is not None
+            assert self._out.mover is not None
+            self._thread = _native.BridgeMoverThread(
+                self._in.mover, self._out.mover, self.strategy.interval_us
+            )
+            # Also at the interpreter's exit, while the driver still is there.
+            weakref.finalize(self, self._thread.stop)
         self._closed = False
 
     # --- the host's ends -------------------------------------------------------------------------
@@ -144,8 +151,8 @@ class RingBufferBridge:
             Messages accepted. There is room again when the device has taken messages.
         """
         self._check()
-        if self.strategy.copies:
-            self._in.take_back(self._in.device_index(HEAD))
+        if self._in.mover is not None:
+            self._in.mover.take_back()
         return self._producer.send(batch)
 
     def recv(
@@ -176,17 +183,18 @@ class RingBufferBridge:
         """
         self._check()
         limit = self.capacity if max is None else max
-        if not self.strategy.copies:
+        mover = self._out.mover
+        if mover is None:
             return self._consumer.recv(limit, timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while (landed := self._out.moved - self._consumer.head) == 0 and timeout_s != 0:
+        while (landed := mover.moved - self._consumer.head) == 0 and timeout_s != 0:
             self._check()
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"no message within timeout_s={timeout_s}")
             time.sleep(20e-6)
         got = self._consumer.recv(min(limit, landed), 0)
         if len(got):
-            self._out.tell_device(HEAD, self._consumer.head, ordered=False)
+            mover.tell_head(self._consumer.head)
         return got
 
     # --- flushes ---------------------------------------------------------------------------------
@@ -204,13 +212,12 @@ class RingBufferBridge:
             A copy failed.
         """
         self._check()
-        if not self.strategy.copies:
+        mover = self._in.mover
+        if mover is None:
             return 0
-        if self._poller is not None:
-            before, target = self._in.moved, self._producer.tail
-            self._poller.wait(lambda: self._in.moved >= target)
-            return self._in.moved - before
-        return self._in.push(self._producer.tail, wait=not isinstance(self.strategy, Async))
+        before = mover.moved  # a polling thread may be moving meanwhile
+        mover.push(self._waits)
+        return mover.moved - before
 
     def flush_to_host(self) -> int:
         """Let the host have what the device wrote.
@@ -228,16 +235,14 @@ class RingBufferBridge:
             The device's index is impossible.
         """
         self._check()
-        if not self.strategy.copies:
+        mover = self._out.mover
+        if mover is None:
             return 0
-        if self._poller is not None:
-            before, passes = self._out.moved, self._poller.passes
-            poller = self._poller
-            poller.wait(lambda: poller.passes >= passes + 2)  # a pass that began after the call
-            return self._out.moved - before
-        if isinstance(self.strategy, Async):
+        if not self._waits:
             self._stream.synchronize()
-        return self._out.pull()
+        before = mover.moved
+        mover.pull()
+        return mover.moved - before
 
     async def flush_to_device_async(self) -> int:
         """:meth:`flush_to_device` without blocking the event loop; a thread waits."""
@@ -269,15 +274,15 @@ class RingBufferBridge:
             received=self._consumer.head,
             moved_to_device=self._in.moved,
             moved_to_host=self._out.moved,
-            taken_by_device=self._in.device_index(HEAD),
-            written_by_device=self._out.device_index(128),
+            taken_by_device=self._in.device_index(_native.RingIndex.HEAD),
+            written_by_device=self._out.device_index(_native.RingIndex.TAIL),
         )
 
     def _check(self) -> None:
         if self._closed:
             raise ClosedError("the bridge is closed")
-        if self._poller is not None and self._poller.error is not None:
-            raise self._poller.error
+        if self._thread is not None:
+            self._thread.check()
 
     def close(self) -> None:
         """Stop moving and give the memory back. Idempotent.
@@ -287,8 +292,8 @@ class RingBufferBridge:
         if self._closed:
             return
         self._closed = True
-        if self._poller is not None:
-            self._poller.stop()
+        if self._thread is not None:
+            self._thread.stop()
         if self._owns_stream:
             self._stream.synchronize()
         for direction in (self._in, self._out):
@@ -313,55 +318,3 @@ class RingBufferBridge:
             f"RingBufferBridge({self.message}, capacity={self.capacity}, {self.device.name}, "
             f"{self.strategy}{closed})"
         )
-
-
-class _Poller:
-    """The thread of :class:`DmaPolling`. It ends with its bridge."""
-
-    def __init__(self, bridge: RingBufferBridge, interval_s: float) -> None:
-        self.error: BaseException | None = None
-        self.passes = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=_poll,
-            args=(weakref.ref(bridge), self, interval_s, self._stop),
-            name="ringmem-dma-polling",
-            daemon=True,
-        )
-        self._thread.start()
-
-    def wait(self, done: Any) -> None:
-        """Wait until the thread has come so far; raise what ended it."""
-        while not done():
-            if self.error is not None:
-                raise self.error
-            if not self._thread.is_alive():
-                raise ClosedError("the bridge is closed")
-            time.sleep(20e-6)
-
-    def stop(self) -> None:
-        """End the thread and wait for it."""
-        self._stop.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-
-def _poll(
-    bridge: weakref.ref[RingBufferBridge],
-    poller: _Poller,
-    interval_s: float,
-    stop: threading.Event,
-) -> None:
-    while not stop.is_set():
-        found = bridge()
-        if found is None:
-            return
-        try:
-            found._in.push(found._producer.tail, wait=True)
-            found._out.pull()
-        except BaseException as error:
-            poller.error = error
-            return
-        poller.passes += 1
-        del found
-        stop.wait(interval_s)

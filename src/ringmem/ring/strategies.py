@@ -70,9 +70,9 @@ class Async:
 
 @dataclass(frozen=True)
 class DmaPolling:
-    """As :class:`Sync`, by a thread that looks for new messages at an interval.
+    """As :class:`Sync`, by a native thread that looks for new messages at an interval.
 
-    Nobody needs to flush; a flush waits until the thread has moved what is there.
+    Nobody needs to flush; a flush moves what the thread has not moved yet.
 
     Parameters
     ----------

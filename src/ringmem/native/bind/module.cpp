@@ -18,6 +18,7 @@ NB_MODULE(_native, m) {
   bind_ring_kernel(m);
   bind_ring_call(m);
   bind_ring_aio(m);
+  bind_ring_bridge(m);
   bind_buffer(m);
   bind_pool(m);
 }

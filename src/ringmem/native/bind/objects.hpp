@@ -97,5 +97,6 @@ void bind_ring_kernel(nb::module_& m);   // CPU kernels, the watchdog
 void bind_ring_measure(nb::module_& m);  // verified echo figures
 void bind_ring_call(nb::module_& m);     // one message and its reply
 void bind_ring_aio(nb::module_& m);      // the same for asyncio
+void bind_ring_bridge(nb::module_& m);   // what a bridge's flush does
 
 }  // namespace ringmem::bind
