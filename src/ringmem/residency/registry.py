@@ -28,7 +28,7 @@ def tag(
     reserve_nbytes: int = 0,
     min_handle_nbytes: int = 32 * _MIB,
     slot_nbytes: int = 32 * _MIB,
-    piece_nbytes: int = 256 * _MIB,
+    piece_nbytes: int = 128 * _MIB,
 ) -> Tag:
     """Return the tag of this name on a device; the first call makes it.
 
@@ -45,7 +45,7 @@ def tag(
     min_handle_nbytes : int, optional
         The smallest physical handle, by default 32 MiB: cost is per handle.
     slot_nbytes, piece_nbytes : int, optional
-        Bytes of a copy, by default 32 MiB, and of what is pinned at once, by default 256 MiB. The
+        Bytes of a copy, by default 32 MiB, and of what is pinned at once, by default 128 MiB. The
         first tag of a device settles them.
 
     Raises

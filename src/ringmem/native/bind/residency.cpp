@@ -26,13 +26,15 @@ Resident::Report report_to(nb::handle callback) {
 
 std::shared_ptr<Resident> create(const NativeDevice& device, const std::string& tag, int backup,
                                  std::size_t reserve_nbytes, std::size_t min_handle_nbytes,
-                                 std::size_t slot_nbytes, std::size_t piece_nbytes) {
+                                 std::size_t slot_nbytes, std::size_t piece_nbytes,
+                                 unsigned builders, std::size_t wake_step_nbytes) {
   nb::gil_scoped_release release;
   return Resident::create(
       device.driver,
       ResidentOptions{tag, static_cast<Backup>(backup),
                       PhysicalProps{Location{LocationKind::device, device.ordinal}},
-                      reserve_nbytes, min_handle_nbytes, ArenaSizes{slot_nbytes, piece_nbytes}});
+                      reserve_nbytes, min_handle_nbytes, ArenaSizes{slot_nbytes, piece_nbytes, builders},
+                      wake_step_nbytes});
 }
 
 const char* state_of(const Resident& self) {
@@ -51,7 +53,8 @@ const char* state_of(const Resident& self) {
 void bind_residency(nb::module_& m) {
   nb::class_<Resident, Allocator>(m, "Resident", "Memory of a tag, which sleeps and wakes.")
       .def_static("create", &create, "device"_a, "tag"_a, "backup"_a, "reserve_nbytes"_a,
-                  "min_handle_nbytes"_a, "slot_nbytes"_a, "piece_nbytes"_a)
+                  "min_handle_nbytes"_a, "slot_nbytes"_a, "piece_nbytes"_a,
+                  "builders"_a = 0, "wake_step_nbytes"_a = 0)
       .def(
           "sleep",
           [](Resident& self, const PlainStreams& streams, nb::handle report) {

@@ -12,7 +12,9 @@ namespace ringmem::mapping {
 namespace {
 
 constexpr std::size_t host_page = 4096;
-constexpr unsigned builders_most = 8;
+constexpr std::size_t huge_page = 2 * mebibyte;
+constexpr unsigned builders_most = 16;
+constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, from Linux 5.14 on
 
 // Bytes that the kernel could give without swapping; 0 where it does not say.
 std::size_t available_host_memory() noexcept {
@@ -33,6 +35,30 @@ void require_host_memory(std::size_t nbytes) {
   throw DriverError(Status::out_of_memory, "cuMemHostRegister",
                     "the backup needs " + std::to_string(nbytes) + " more bytes of host memory, " +
                         std::to_string(nbytes - available) + " more than there are");
+}
+
+// Addresses that start at a huge page, in huge pages where the kernel has them; nothing is there
+// yet. Null when there are none.
+unsigned char* map_region(std::size_t nbytes) noexcept {
+  const std::size_t asked = nbytes + huge_page;
+  void* const at = mmap(nullptr, asked, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) return nullptr;
+  auto* const first = static_cast<unsigned char*>(at);
+  const std::size_t before = (huge_page - reinterpret_cast<std::uintptr_t>(at)) % huge_page;
+  if (before > 0) munmap(first, before);
+  munmap(first + before + nbytes, huge_page - before);
+  madvise(first + before, nbytes, MADV_HUGEPAGE);
+  madvise(first + before, nbytes, MADV_DONTFORK);  // a fork would copy what is pinned
+  return first + before;
+}
+
+// Touched memory registers six times as fast.
+void touch(unsigned char* base, std::size_t nbytes) noexcept {
+  if (madvise(base, nbytes, populate_write) == 0) return;
+  for (std::size_t i = 0; i < nbytes; i += host_page) {
+    *static_cast<volatile unsigned char*>(base + i) = 0;
+  }
 }
 
 struct Registry {
@@ -68,33 +94,26 @@ std::size_t BackupArena::nbytes() const {
   return pieces_.size() * sizes_.piece_nbytes;
 }
 
-// Maps, touches and registers one piece. Touching first makes registration six times as fast.
-Status BackupArena::add_piece() noexcept {
-  void* at = mmap(nullptr, sizes_.piece_nbytes, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (at == MAP_FAILED) return Status::out_of_memory;
-  madvise(at, sizes_.piece_nbytes, MADV_HUGEPAGE);
-  auto* base = static_cast<unsigned char*>(at);
-  for (std::size_t i = 0; i < sizes_.piece_nbytes; i += host_page) {
-    *static_cast<volatile unsigned char*>(base + i) = 0;
-  }
+// Touches and registers one piece, which is unmapped when that fails.
+Status BackupArena::add_piece(unsigned char* base) noexcept {
+  touch(base, sizes_.piece_nbytes);
   Status status = driver_->host_register(device_, base, sizes_.piece_nbytes, HostFlags{});
-  if (ok(status)) {
-    try {
-      std::lock_guard lock(mutex_);
-      const std::size_t slots = sizes_.piece_nbytes / sizes_.slot_nbytes;
-      pieces_.reserve(pieces_.size() + 1);
-      free_.reserve((pieces_.size() + 1) * slots);  // giving slots back cannot throw
-      pieces_.push_back(Piece{base});
-      for (std::size_t i = 0; i < slots; ++i) free_.push_back(Slot{base + i * sizes_.slot_nbytes});
-      return status;
-    } catch (...) {
-      release_piece(base);
-      return Status::out_of_memory;
-    }
+  if (!ok(status)) {
+    munmap(base, sizes_.piece_nbytes);
+    return status;
   }
-  munmap(at, sizes_.piece_nbytes);
-  return status;
+  try {
+    std::lock_guard lock(mutex_);
+    const std::size_t slots = sizes_.piece_nbytes / sizes_.slot_nbytes;
+    pieces_.reserve(pieces_.size() + 1);
+    free_.reserve((pieces_.size() + 1) * slots);  // giving slots back cannot throw
+    pieces_.push_back(Piece{base});
+    for (std::size_t i = 0; i < slots; ++i) free_.push_back(Slot{base + i * sizes_.slot_nbytes});
+    return status;
+  } catch (...) {
+    release_piece(base);
+    return Status::out_of_memory;
+  }
 }
 
 // False when the reaper has no room for it.
@@ -154,12 +173,20 @@ BackupArena::Delivery::Delivery(std::shared_ptr<BackupArena> arena, std::size_t 
   }
   if (have >= count) return;
   const std::size_t per_piece = arena_->sizes_.piece_nbytes / arena_->sizes_.slot_nbytes;
-  const std::size_t pieces = (count - have + per_piece - 1) / per_piece;
-  require_host_memory(pieces * arena_->sizes_.piece_nbytes);
-  pieces_to_build_ = static_cast<long>(pieces);
-  const unsigned cores = std::max(1U, std::thread::hardware_concurrency() / 2);
-  const std::size_t threads = std::min<std::size_t>({builders_most, cores, pieces});
-  for (std::size_t i = 0; i < threads; ++i) {
+  start((count - have + per_piece - 1) / per_piece);
+}
+
+void BackupArena::Delivery::start(std::size_t pieces) {
+  const ArenaSizes& sizes = arena_->sizes_;
+  require_host_memory(pieces * sizes.piece_nbytes);
+  region_ = map_region(pieces * sizes.piece_nbytes);
+  if (region_ == nullptr) {
+    throw DriverError(Status::out_of_memory, "cuMemHostRegister", "no addresses for the backup");
+  }
+  pieces_ = pieces;
+  const unsigned cores = std::max(1U, std::thread::hardware_concurrency() * 3 / 4);
+  const unsigned wanted = sizes.builders != 0 ? sizes.builders : std::min(builders_most, cores);
+  for (std::size_t i = 0; i < std::min<std::size_t>(wanted, pieces); ++i) {
     {
       std::lock_guard lock(arena_->mutex_);
       ++building_;
@@ -175,22 +202,33 @@ BackupArena::Delivery::Delivery(std::shared_ptr<BackupArena> arena, std::size_t 
 }
 
 BackupArena::Delivery::~Delivery() {
-  pieces_to_build_ = 0;
+  std::size_t untouched = 0;
+  {
+    std::lock_guard lock(arena_->mutex_);
+    untouched = pieces_ - taken_;
+    taken_ = pieces_;
+  }
   for (std::thread& thread : builders_) thread.join();
+  const std::size_t nbytes = arena_->sizes_.piece_nbytes;
+  if (untouched > 0) munmap(region_ + (pieces_ - untouched) * nbytes, untouched * nbytes);
+}
+
+// The next piece to build; null when there is none.
+unsigned char* BackupArena::Delivery::take_piece() noexcept {
+  std::lock_guard lock(arena_->mutex_);
+  if (taken_ == pieces_ || !ok(failure_)) return nullptr;
+  return region_ + taken_++ * arena_->sizes_.piece_nbytes;
 }
 
 void BackupArena::Delivery::build() noexcept {
   Status status = Status::success;
-  while (ok(status) && pieces_to_build_.fetch_sub(1) > 0) {
-    status = arena_->add_piece();
+  while (unsigned char* const piece = ok(status) ? take_piece() : nullptr) {
+    status = arena_->add_piece(piece);
     arena_->ready_.notify_all();
   }
   std::lock_guard lock(arena_->mutex_);
   --building_;
-  if (!ok(status)) {
-    failure_ = status;
-    pieces_to_build_ = 0;
-  }
+  if (!ok(status)) failure_ = status;
   arena_->ready_.notify_all();
 }
 

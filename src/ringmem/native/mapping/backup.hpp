@@ -1,11 +1,11 @@
 // Host memory for the bytes of sleeping device memory: pinned, kept from one sleep to the next.
 // Pinning is slow (60 ms for 1 GiB that was touched, 400 for memory that was not; H200), so the
 // arena is built in pieces by several threads: each touches its piece and registers it, while the
-// pieces that are ready are being copied into. Given back only through the reaper, because
-// unregistering waits for every kernel.
+// pieces that are ready are being copied into. All pieces of a sleep are one mapping, made before:
+// a thread that maps while others pin waits for them, and those that touch wait for it. Given back
+// only through the reaper, because unregistering waits for every kernel.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <memory>
@@ -21,7 +21,8 @@ namespace ringmem::mapping {
 
 struct ArenaSizes {
   std::size_t slot_nbytes = 32 * mebibyte;    // what one copy fills
-  std::size_t piece_nbytes = 256 * mebibyte;  // what is registered at once; whole slots
+  std::size_t piece_nbytes = 128 * mebibyte;  // what is registered at once; whole slots
+  unsigned builders = 0;                      // threads that build; 0: three quarters of the cores
 };
 
 class BackupArena : public std::enable_shared_from_this<BackupArena> {
@@ -51,13 +52,18 @@ class BackupArena : public std::enable_shared_from_this<BackupArena> {
     Slot next();  // waits for one; throws DriverError when no more can be had
 
    private:
+    void start(std::size_t pieces);
     void build() noexcept;
+    unsigned char* take_piece() noexcept;
 
     std::shared_ptr<BackupArena> arena_;
     std::size_t wanted_;               // still to be handed out
-    std::atomic<long> pieces_to_build_{0};
+    unsigned char* region_ = nullptr;  // the pieces to build, one behind the other
+    std::size_t pieces_ = 0;
     std::vector<std::thread> builders_;
-    int building_ = 0;                 // threads at work; under the arena's mutex
+    // Under the arena's mutex:
+    std::size_t taken_ = 0;            // pieces that a builder has taken
+    int building_ = 0;                 // threads at work
     Status failure_ = Status::success;
   };
 
@@ -72,7 +78,7 @@ class BackupArena : public std::enable_shared_from_this<BackupArena> {
     std::size_t used = 0;  // slots handed out
   };
 
-  Status add_piece() noexcept;
+  Status add_piece(unsigned char* base) noexcept;
   bool release_piece(unsigned char* base) noexcept;
   Piece* piece_of(const unsigned char* host) noexcept;
 

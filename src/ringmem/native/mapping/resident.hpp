@@ -32,6 +32,9 @@ struct ResidentOptions {
   std::size_t reserve_nbytes = 0;  // 0: twice the device's memory
   std::size_t min_handle_nbytes = 32 * mebibyte;
   ArenaSizes arena;
+  // wake() maps so many bytes, whole handles, before the first copy and before each that needs
+  // more. 0: a handle or two first, then all the rest beside the copies.
+  std::size_t wake_step_nbytes = 0;
 };
 
 // One copy between device memory and a slot of the backup.
@@ -108,6 +111,7 @@ class Resident final : public Allocator, public std::enable_shared_from_this<Res
   // Without it.
   void save(const std::vector<BackupCopy>& copies, const Report& report);
   void restore(const Report& report);
+  void map_again(const std::vector<std::size_t>& sizes, std::size_t end);
   void copy_all(const std::vector<BackupCopy>& copies, bool to_host, const Report& report,
                 const std::function<BackupArena::Slot(std::size_t)>& slot_of,
                 const std::function<void(std::size_t)>& before);

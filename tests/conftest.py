@@ -1,0 +1,49 @@
+"""What tests of several floors share: platforms, and kernels that write and check memory."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+import ringmem
+
+
+def cuda_devices(count):
+    """The first CUDA devices; skips where there are not so many."""
+    found = ringmem.devices("cuda")
+    if len(found) < count:
+        pytest.skip(f"needs {count} CUDA devices, there are {len(found)}")
+    return found[:count]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def platform(request):
+    """Each platform in turn; needs one device of it."""
+    if request.param == "cuda":
+        cuda_devices(1)
+    return request.param
+
+
+@pytest.fixture
+def two(platform):
+    """Two devices of each platform, which reach each other."""
+    if platform == "cpu":
+        with ringmem.simulate(devices=2, capacity="2 GiB") as simulation:
+            yield simulation.devices
+        return
+    pair = cuda_devices(2)
+    if not ringmem.can_access_peer(*pair) or not ringmem.can_access_peer(*reversed(pair)):
+        pytest.skip("the devices cannot reach each other")
+    yield pair
+
+
+@pytest.fixture
+def kernels(platform):
+    """Makes a :class:`Kernels` of a device, which writes and checks memory by the device itself."""
+    if platform == "cuda":
+        pytest.importorskip("cuda.core")
+    file = Path(__file__).parent.parent / "benchmarks" / "kernels.py"
+    spec = importlib.util.spec_from_file_location("ringmem_benchmark_kernels", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Kernels
