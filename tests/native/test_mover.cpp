@@ -89,6 +89,25 @@ TEST(messages_go_up_in_order_across_the_wrap) {
   }
 }
 
+TEST(a_pull_in_order_brings_what_the_streams_work_writes) {
+  for (const bool mapped : {true, false}) {
+    for (const u64 there : {0, 3}) {  // messages written before the flush begins
+      Rings rings(false, mapped);
+      Mover mover(rings.driver, 0, rings.stream, rings.places);
+      for (u64 i = 0; i < 5; ++i) rings.write(rings.device_slots, i);
+      store(rings.header->producer.tail, there);
+      const auto work = [](void* argument) {
+        std::this_thread::sleep_for(20ms);
+        store(static_cast<layout::RingHeader*>(argument)->producer.tail, u64{5});
+      };
+      CHECK_OK(rings.driver->launch_host_function(0, rings.stream, work, rings.header));
+      CHECK_EQ(mover.pull(true), 5u);
+      for (u64 i = 0; i < 5; ++i) CHECK(rings.holds(rings.host_slots, i));
+      CHECK_EQ(mover.pull(true), 0u);
+    }
+  }
+}
+
 TEST(an_index_whose_upper_half_changes_arrives_whole) {
   for (const bool mapped : {true, false}) {
     for (const bool wait : {true, false}) {
@@ -140,7 +159,7 @@ TEST(nonsense_in_the_devices_indices_is_an_error) {
   Rings down(false, true);
   Mover puller(down.driver, 0, down.stream, down.places);
   store(down.header->producer.tail, u64{9});
-  CHECK_THROWS(puller.pull(), Corrupted);
+  CHECK_THROWS(puller.pull(false), Corrupted);
 }
 
 TEST(the_thread_and_flushes_move_everything_once) {

@@ -215,8 +215,10 @@ class RingBufferBridge:
         mover = self._in.mover
         if mover is None:
             return 0
-        before = mover.moved  # a polling thread may be moving meanwhile
-        mover.push(self._waits)
+        if self._thread is None:
+            return mover.push(self._waits)
+        before = mover.moved  # the thread may be moving meanwhile
+        mover.push(True)
         return mover.moved - before
 
     def flush_to_host(self) -> int:
@@ -238,10 +240,10 @@ class RingBufferBridge:
         mover = self._out.mover
         if mover is None:
             return 0
-        if not self._waits:
-            self._stream.synchronize()
+        if self._thread is None:
+            return mover.pull(not self._waits)
         before = mover.moved
-        mover.pull()
+        mover.pull(False)
         return mover.moved - before
 
     async def flush_to_device_async(self) -> int:

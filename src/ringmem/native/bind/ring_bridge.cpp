@@ -50,7 +50,7 @@ void bind_ring_bridge(nb::module_& m) {
            nb::arg("device_slots"), nb::arg("word"), nb::arg("capacity"), nb::arg("slot_nbytes"),
            nb::arg("to_device"), nb::arg("mapped"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
       .def("push", &Mover::push, nb::arg("wait"), released())
-      .def("pull", &Mover::pull, released())
+      .def("pull", &Mover::pull, nb::arg("in_order"), released())
       .def("device_index", &Mover::device_index, nb::arg("index"), released())
       .def("take_back", &Mover::take_back, released())
       .def("tell_head", &Mover::tell_head, nb::arg("head"), released())

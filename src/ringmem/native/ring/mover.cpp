@@ -57,9 +57,19 @@ u64 Mover::push(bool wait) {
   return tail - start;
 }
 
-u64 Mover::pull() {
+u64 Mover::pull(bool in_order) {
   require_same_process();
   const std::lock_guard lock(mutex_);
+  u64 count = pull_once();
+  if (!in_order) return count;
+  // A copy was waited for behind the stream's work; with none to make, that work is waited for here.
+  // What it wrote since the first look comes now; usually nothing.
+  if (count == 0) synchronize();
+  count += pull_once();
+  return count;
+}
+
+u64 Mover::pull_once() {
   const u64 tail = fetch(Index::tail);
   const u64 start = moved();
   const u64 count = tail - start;
@@ -189,7 +199,7 @@ void MoverThread::run(const std::shared_ptr<State>& state, Mover& in, Mover& out
     std::exception_ptr error;
     try {
       in.push(true);
-      out.pull();
+      out.pull(false);
     } catch (...) {
       error = std::current_exception();
     }

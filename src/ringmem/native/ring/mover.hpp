@@ -47,8 +47,9 @@ class Mover {
   // Copies to the device what the host's producer published; returns how many messages. Waits for
   // the stream where `wait`; else the index follows the copies in the stream's order.
   u64 push(bool wait);
-  // Copies to the host what the device wrote, and waits for it; returns how many messages.
-  u64 pull();
+  // Copies to the host what the device wrote, and waits for it; returns how many messages. Where
+  // `in_order`, all that the stream's work so far writes is among it.
+  u64 pull(bool in_order);
   // Messages moved (or submitted) since the beginning; any thread may ask.
   u64 moved() const noexcept { return moved_.load(std::memory_order_acquire); }
 
@@ -63,6 +64,7 @@ class Mover {
   void require_same_process() const;
   void copy(DevicePtr dst, DevicePtr src, u64 nbytes);
   void copy_slots(u64 start, u64 count);
+  u64 pull_once();
   void synchronize();
   u64 fetch(Index index);
   void publish(Index index, u64 value, u64 before);
