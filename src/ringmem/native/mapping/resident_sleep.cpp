@@ -16,8 +16,6 @@ namespace ringmem::mapping {
 namespace {
 
 constexpr std::size_t copies_in_flight = 8;
-// What wake maps before it copies: as much as may be in flight.
-constexpr std::size_t first_step_nbytes = 256 * mebibyte;
 
 }  // namespace
 
@@ -223,7 +221,9 @@ void Resident::map_again(const std::vector<std::size_t>& sizes, std::size_t end)
   std::lock_guard lock(mutex_);
   if (extent_ >= end) return;
   std::size_t least = options_.wake_step_nbytes;
-  if (least == 0) least = extent_ == 0 ? first_step_nbytes : std::size_t(-1);
+  if (least == 0) {  // first as much as may be in flight
+    least = extent_ == 0 ? copies_in_flight * arena_->slot_nbytes() : std::size_t(-1);
+  }
   std::vector<std::size_t> step;
   std::size_t mapped = 0;
   for (std::size_t i = handles_.size(); i < sizes.size(); ++i) {
