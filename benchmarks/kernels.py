@@ -6,6 +6,7 @@ is done by copies and NumPy, so that a script's path can be tried without a GPU.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,15 @@ def pattern(words: int, seed: int) -> np.ndarray:
     return (x ^ (x >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
 
 
+@functools.cache
+def compiled(major: int, minor: int) -> bytes:
+    """The kernels' cubin; a driver may be older than the compiler, which rules PTX out."""
+    from cuda.core import Program, ProgramOptions
+
+    options = ProgramOptions(std="c++17", arch=f"sm_{major}{minor}")
+    return bytes(Program(SOURCE, "c++", options).compile("cubin").code)
+
+
 class Kernels:
     """Writes and checks memory that a device reaches, by that device."""
 
@@ -46,19 +56,22 @@ class Kernels:
         self.stream: Stream = device.create_stream()
         if device.platform != "cuda":
             return
-        from cuda.core import Program, ProgramOptions
+        from cuda.core import ObjectCode
 
-        major, minor = device.compute_capability
-        options = ProgramOptions(std="c++17", arch=f"sm_{major}{minor}")
-        with current_context(device, "compiling the pattern kernels"):
-            self._code = Program(SOURCE, "c++", options).compile("cubin")
+        cubin = compiled(*device.compute_capability)
+        with current_context(device, "loading the pattern kernels"):
+            self._code = ObjectCode.from_cubin(cubin)
             self._kernels = {n: self._code.get_kernel(n) for n in ("write_pattern", "count_wrong")}
             self._wrong = zeros(1, "uint64", device=device, stream=self.stream)
+
+    def submit_write(self, ptr: int, nbytes: int, seed: int) -> None:
+        """Write the pattern, in the order of :attr:`stream`. CUDA devices only."""
+        self._launch("write_pattern", ptr, nbytes // 8, seed)
 
     def write(self, ptr: int, nbytes: int, seed: int) -> None:
         """Write the pattern and wait for it. `nbytes` is a multiple of 8."""
         if self.device.platform == "cuda":
-            self._launch("write_pattern", ptr, nbytes // 8, seed)
+            self.submit_write(ptr, nbytes, seed)
             self.stream.synchronize()
         else:
             words = pattern(nbytes // 8, seed)

@@ -1,5 +1,6 @@
 """What tests of several floors share: platforms, and kernels that write and check memory."""
 
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -38,12 +39,66 @@ def two(platform):
 
 
 @pytest.fixture
+def own_device(platform):
+    """The first device of each platform; on the CPU a simulated one."""
+    if platform == "cpu":
+        with ringmem.simulate(capacity="2 GiB") as simulation:
+            yield simulation.devices[0]
+    else:
+        yield cuda_devices(1)[0]
+
+
+class Graph:
+    """Work captured from a stream of a GPU, to be launched again and again."""
+
+    def __init__(self, stream, submit):
+        self.cuda = pytest.importorskip("cuda.bindings.runtime")
+        self.stream = stream
+        mode = self.cuda.cudaStreamCaptureMode.cudaStreamCaptureModeGlobal
+        assert int(self.cuda.cudaStreamBeginCapture(stream.handle, mode)[0]) == 0
+        try:
+            submit()
+        finally:
+            error, graph = self.cuda.cudaStreamEndCapture(stream.handle)
+        assert int(error) == 0, error
+        error, self.executable = self.cuda.cudaGraphInstantiate(graph, 0)
+        assert int(error) == 0, error
+        self.cuda.cudaGraphDestroy(graph)
+
+    def launch(self):
+        assert int(self.cuda.cudaGraphLaunch(self.executable, self.stream.handle)[0]) == 0
+        self.stream.synchronize()
+
+    def close(self):
+        self.cuda.cudaGraphExecDestroy(self.executable)
+
+
+@pytest.fixture
+def capture():
+    """Captures what a function submits to a stream; in the global mode, the strictest."""
+    made = []
+
+    def capture(stream, submit):
+        made.append(Graph(stream, submit))
+        return made[-1]
+
+    yield capture
+    for graph in made:
+        graph.close()
+
+
+@pytest.fixture
 def kernels(platform):
     """Makes a :class:`Kernels` of a device, which writes and checks memory by the device itself."""
     if platform == "cuda":
         pytest.importorskip("cuda.core")
+    return _kernels_module().Kernels
+
+
+@functools.cache
+def _kernels_module():
     file = Path(__file__).parent.parent / "benchmarks" / "kernels.py"
     spec = importlib.util.spec_from_file_location("ringmem_benchmark_kernels", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.Kernels
+    return module

@@ -56,6 +56,36 @@ TEST(a_backup_plan_packs_extents_into_slots) {
   CHECK(plan_backup({}, 100).empty());
 }
 
+TEST(wake_maps_in_steps_of_any_size) {
+  for (const std::size_t step : {std::size_t{0}, std::size_t{1}, 9 * page, 64 * mebibyte}) {
+    World world;
+    ResidentOptions options{"steps", Backup::host, PhysicalProps{}, 0, 4 * page,
+                            ArenaSizes{page, 4 * page, 3}, step};
+    auto tag = Resident::create(world.driver, options);
+    std::vector<Block> blocks;
+    for (const std::size_t pages : {9, 4, 1, 20}) {
+      blocks.push_back(tag->allocate(pages * page, default_stream));
+      std::memset(bytes(blocks.back()), static_cast<int>(pages), blocks.back().nbytes);
+    }
+    tag->sleep({StreamRef{}}, {});
+    const auto access_calls = [&] {
+      return world.faulty->plan().calls()[static_cast<std::size_t>(Operation::mem_set_access)];
+    };
+    const auto before = access_calls();
+    tag->wake({});
+    // Handles of 9, 4, 4 and 20 pages: one by one; 9 and the rest; 9 and the rest; all.
+    CHECK_EQ(access_calls() - before, step == 1 ? 4U : step == 64 * mebibyte ? 1U : 2U);
+    for (const Block& block : blocks) {
+      CHECK_EQ(std::size_t{bytes(block)[0]}, block.nbytes / page);
+      CHECK_EQ(std::size_t{bytes(block)[block.nbytes - 1]}, block.nbytes / page);
+      CHECK_OK(tag->deallocate(block, default_stream));
+    }
+    tag->close();
+    tag.reset();
+    CHECK_EQ(world.live(), std::size_t{0});
+  }
+}
+
 TEST(bytes_come_back_at_their_addresses) {
   World world;
   auto tag = resident(world);

@@ -32,6 +32,9 @@ def until_done(operation):
 def cycle(driver, device, backup, nth, when):
     """Sleep and wake while the nth call fails; return whether it came to that."""
     tag = residency.tag("sweep", backup, device, **SIZES)
+    # A handle that wake maps before it copies; that of the buffer comes beside the copies.
+    first = ringmem.empty(17 * PAGE, "uint8", device=device, allocator=tag)
+    first.fill(7)
     buffer = ringmem.empty(len(DATA), "uint8", device=device, allocator=tag)
     buffer.copy_from(DATA)
     device.synchronize()
@@ -52,8 +55,10 @@ def cycle(driver, device, backup, nth, when):
     driver.clear()
     if backup == "host":
         assert np.array_equal(buffer.to_numpy(), DATA)
+        assert np.all(first.to_numpy() == 7)
     buffer.fill(1)
     device.synchronize()
+    first.close()
     buffer.close()
     tag.close()
     return reached

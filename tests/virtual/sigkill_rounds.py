@@ -1,20 +1,27 @@
-"""Kill the owner or the user of shared memory at random moments: `python sigkill_rounds.py 200`.
+"""Kill the owner or the user of shared memory at random moments.
+
+    python tests/virtual/sigkill_rounds.py 200            # on the CPU device
+    python tests/virtual/sigkill_rounds.py 20 cuda:0      # on a GPU
 
 This process has used no driver, so what it forks is as good as new. Every round it forks an owner,
-which shares, grows and shrinks, and a user, which attaches over and over; one of them gets SIGKILL.
-The other must have a valid view or a clear error, and nothing may be left.
+which shares, grows and shrinks, and a user, which attaches over and over; one of them gets SIGKILL:
+in three rounds of four while they exchange memory, else at any time from the start. The other must
+have a valid view or a clear error, and nothing may be left: no socket, no descriptor, and no memory
+of a GPU.
 """
 
 import contextlib
 import os
 import pickle
 import random
+import select
 import signal
 import sys
 import time
 
 import numpy as np
 
+import ringmem
 from ringmem import ClosedError
 from ringmem.virtual import GrowableBuffer, attach, set_recycle_limit
 
@@ -59,7 +66,7 @@ def own(tickets, stop):
     buffer.close()
 
 
-def use(tickets):
+def use(tickets, ready):
     """Attach until the owner is gone; what is attached then must still be right."""
     with os.fdopen(tickets, "rb") as pipe:
         try:
@@ -79,7 +86,9 @@ def use(tickets):
         if kept is not None:
             kept.close()
         kept = shared
-        few = few or open_descriptors()
+        if few is None:
+            few = open_descriptors()
+            os.write(ready, b"!")
         assert open_descriptors() <= few + 8
     else:
         raise AssertionError("the owner never went")
@@ -108,17 +117,22 @@ def spawn(work, *arguments, close):
 
 
 def play(number):
+    """One round; returns whether the two had exchanged memory when one was killed."""
     ticket_read, ticket_write = os.pipe()
     stop_read, stop_write = os.pipe()
-    owner = spawn(own, ticket_write, stop_read, close=(ticket_read, stop_write))
-    user = spawn(use, ticket_read, close=(ticket_write, stop_read, stop_write))
-    for descriptor in (ticket_read, ticket_write, stop_read):
+    ready_read, ready_write = os.pipe()
+    ours = (ticket_read, stop_write, ready_read)
+    owner = spawn(own, ticket_write, stop_read, close=(*ours, ready_write))
+    user = spawn(use, ticket_read, ready_write, close=(ticket_write, stop_read, *ours[1:]))
+    for descriptor in (ticket_read, ticket_write, stop_read, ready_write):
         os.close(descriptor)
+    exchanged = number % 4 != 3 and bool(select.select([ready_read], [], [], LIMIT_S)[0])
     time.sleep(random.uniform(0, 0.08))
-    kill_owner = number % 2 == 0
+    kill_owner = number // 4 % 2 == 0 if number % 4 == 3 else number % 2 == 0
     os.kill(owner if kill_owner else user, signal.SIGKILL)
     os.close(stop_write)
     statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in (owner, user)]
+    os.close(ready_read)
     survivor = statuses[1] if kill_owner else statuses[0]
     victim = statuses[0] if kill_owner else statuses[1]
     assert survivor == 0, f"round {number}: the survivor ended with {survivor}"
@@ -127,15 +141,43 @@ def play(number):
         listeners = file.read()
     for pid in (owner, user):
         assert f"@ringmem-{pid}-" not in listeners, f"round {number}: a socket of {pid} is left"
+    return exchanged
+
+
+def free_memory():
+    """Bytes free on the device, asked for in a process of its own."""
+    read, write = os.pipe()
+
+    def ask():
+        os.write(write, str(ringmem.Device(DEVICE).memory_info().free).encode())
+
+    pid = spawn(ask, close=())
+    assert os.waitpid(pid, 0)[1] == 0
+    free = int(os.read(read, 100))
+    os.close(read)
+    os.close(write)
+    return free
+
+
+def all_given_back(free):
+    """A killed process's memory is back within some hundred milliseconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if free_memory() >= free - NBYTES // 2:
+            return True
+        time.sleep(0.2)
+    return False
 
 
 def main(rounds):
     random.seed(1)
     few = open_descriptors()
-    for number in range(rounds):
-        play(number)
+    free = free_memory()
+    exchanged = sum(play(number) for number in range(rounds))
     assert open_descriptors() == few
-    print(f"{rounds} rounds")
+    assert exchanged >= rounds // 2, f"{exchanged} of {rounds} rounds exchanged memory"
+    assert all_given_back(free), "memory of the device is lost"
+    print(f"{rounds} rounds, {exchanged} in the middle of an exchange")
 
 
 DEVICE = sys.argv[2] if len(sys.argv) > 2 else "cpu"

@@ -209,7 +209,8 @@ def test_another_process_sees_and_writes_the_same_memory(platform):
 def test_on_a_gpu_too_either_side_may_be_killed():
     devices_or_skip("cuda")
     script = os.path.join(os.path.dirname(__file__), "sigkill_rounds.py")
-    subprocess.run([sys.executable, script, "20", "cuda"], check=True, timeout=480)
+    rounds = os.environ.get("RINGMEM_SIGKILL_ROUNDS", "20")
+    subprocess.run([sys.executable, script, rounds, "cuda:0"], check=True, timeout=480)
 
 
 @pytest.mark.cuda

@@ -1,6 +1,10 @@
-"""Random operations against plain NumPy models; the content is compared after every step."""
+"""Random operations against plain NumPy models; the content is compared after every step.
+
+On the CPU device with small pages, and on a GPU.
+"""
 
 import time
+import unittest
 
 import numpy as np
 import pytest
@@ -22,27 +26,52 @@ def assert_all_free(device):
         time.sleep(0.001)
 
 
-PAGE = 4096
 MOST = 48  # pages
-STEP = 1024  # bytes; sizes need not be whole pages
 
 
-class GrowableModel(RuleBasedStateMachine):
+class Place:
+    """A simulated device of its own, where everything must be free in the end."""
+
+    page = 4096
+
+    def make_device(self):
+        return ringmem.devices_of(_native.HostDriver("granularity=4096,capacity=1MiB"))[0]
+
+    def assert_all_free(self):
+        assert_all_free(self.device)
+
+
+class Gpu:
+    """The first GPU, which others may use too."""
+
+    page = 2 << 20
+
+    def make_device(self):
+        return ringmem.Device("cuda:0")
+
+    def assert_all_free(self):
+        assert self.buffer.closed
+
+
+class GrowableModel(Place, RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        driver = _native.HostDriver(f"granularity={PAGE},capacity=1MiB")
-        self.device = ringmem.devices_of(driver)[0]
+        self.device = self.make_device()
+        self.step = self.page // 4  # bytes; sizes need not be whole pages
         self.buffer = GrowableBuffer(
-            MOST * PAGE, device=self.device, max_handle_nbytes=4 * PAGE, shareable=False
+            MOST * self.page,
+            device=self.device,
+            max_handle_nbytes=4 * self.page,
+            shareable=False,
         )
         self.ptr = self.buffer.ptr
         self.model = np.empty(0, np.uint8)
         self.value = 0
         self.views = []
 
-    @rule(size=st.integers(0, MOST * PAGE // STEP))
+    @rule(size=st.integers(0, MOST * 4))
     def resize(self, size):
-        nbytes = size * STEP
+        nbytes = size * self.step
         pinned = max((len(model) for _, model in self.views), default=0)
         if nbytes < pinned:
             with pytest.raises(InvalidValueError):
@@ -59,7 +88,7 @@ class GrowableModel(RuleBasedStateMachine):
 
     @rule(pages=st.integers(0, MOST))
     def reserve_ahead(self, pages):
-        self.buffer.reserve_ahead(pages * PAGE)
+        self.buffer.reserve_ahead(pages * self.page)
 
     @rule()
     def settle(self):
@@ -96,19 +125,21 @@ class GrowableModel(RuleBasedStateMachine):
     def teardown(self):
         self.views.clear()
         self.buffer.close()
-        self.device.synchronize()
-        assert_all_free(self.device)
+        self.device.default_stream.synchronize()
+        self.assert_all_free()
 
 
-class SparseModel(RuleBasedStateMachine):
+class SparseModel(Place, RuleBasedStateMachine):
     read_zero = False
 
     def __init__(self):
         super().__init__()
-        driver = _native.HostDriver(f"granularity={PAGE},capacity=1MiB")
-        self.device = ringmem.devices_of(driver)[0]
+        self.device = self.make_device()
         self.buffer = SparseBuffer(
-            MOST * PAGE, device=self.device, read_zero=self.read_zero, cache_nbytes=4 * PAGE
+            MOST * self.page,
+            device=self.device,
+            read_zero=self.read_zero,
+            cache_nbytes=4 * self.page,
         )
         self.model = {}
         self.value = 0
@@ -145,7 +176,7 @@ class SparseModel(RuleBasedStateMachine):
         self.buffer.settle()
 
     def rows(self, page):
-        return self.buffer.view(page * PAGE, (page + 1) * PAGE)
+        return self.buffer.view(page * self.page, (page + 1) * self.page)
 
     @invariant()
     def holds_what_the_model_holds(self):
@@ -158,20 +189,32 @@ class SparseModel(RuleBasedStateMachine):
         if not self.read_zero:
             return
         self.buffer.settle()
-        target = np.empty(MOST * PAGE, np.uint8)
+        target = np.empty(MOST * self.page, np.uint8)
         self.device.driver.copy_async(0, target.ctypes.data, self.buffer.ptr, target.nbytes, 0)
-        self.device.synchronize()
+        self.device.default_stream.synchronize()
         expected = [self.model.get(page, 0) for page in range(MOST)]
-        assert target[::PAGE].tolist() == expected
+        assert target[:: self.page].tolist() == expected
 
     def teardown(self):
         self.buffer.close()
-        self.device.synchronize()
-        assert_all_free(self.device)
+        self.device.default_stream.synchronize()
+        self.assert_all_free()
 
 
 class GuardedSparseModel(SparseModel):
     read_zero = True
+
+
+class GpuGrowableModel(Gpu, GrowableModel):
+    pass
+
+
+class GpuSparseModel(Gpu, SparseModel):
+    pass
+
+
+class GpuGuardedSparseModel(Gpu, GuardedSparseModel):
+    pass
 
 
 _few = settings(
@@ -186,3 +229,22 @@ TestSparseModel = SparseModel.TestCase
 TestSparseModel.settings = _few
 TestGuardedSparseModel = GuardedSparseModel.TestCase
 TestGuardedSparseModel.settings = _few
+
+
+def on_a_gpu(model):
+    """The test of a model, skipped where there is no GPU; fewer examples, since pages are large."""
+
+    class Case(model.TestCase):
+        settings = settings(_few, max_examples=8)
+
+        @classmethod
+        def setUpClass(cls):
+            if not ringmem.devices("cuda"):
+                raise unittest.SkipTest("there is no CUDA device")
+
+    return pytest.mark.cuda(Case)
+
+
+TestGpuGrowableModel = on_a_gpu(GpuGrowableModel)
+TestGpuSparseModel = on_a_gpu(GpuSparseModel)
+TestGpuGuardedSparseModel = on_a_gpu(GpuGuardedSparseModel)

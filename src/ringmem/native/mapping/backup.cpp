@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <map>
 
+#include "mapping/guard.hpp"
 #include "memory/reaper.hpp"
 
 namespace ringmem::mapping {
@@ -221,6 +222,7 @@ unsigned char* BackupArena::Delivery::take_piece() noexcept {
 }
 
 void BackupArena::Delivery::build() noexcept {
+  RelaxedCapture relaxed(*arena_->driver_);
   Status status = Status::success;
   while (unsigned char* const piece = ok(status) ? take_piece() : nullptr) {
     status = arena_->add_piece(piece);

@@ -16,8 +16,6 @@ namespace ringmem::mapping {
 namespace {
 
 constexpr std::size_t copies_in_flight = 8;
-// What wake maps before it copies: as much as may be in flight.
-constexpr std::size_t first_step_nbytes = 256 * mebibyte;
 
 }  // namespace
 
@@ -92,7 +90,6 @@ void Resident::copy_all(const std::vector<BackupCopy>& copies, bool to_host, con
     }
     while (!flights.empty()) land();
   } catch (...) {
-    RelaxedCapture relaxed(*driver());
     for (const StreamHandle stream : streams_) {
       insist([&] { return driver()->stream_synchronize(device(), stream); });
     }
@@ -125,6 +122,7 @@ void Resident::save(const std::vector<BackupCopy>& copies, const Report& report)
 }
 
 void Resident::sleep(const std::vector<StreamRef>& streams, const Report& report) {
+  RelaxedCapture relaxed(*driver());
   std::map<std::size_t, std::size_t> extents;
   {
     std::lock_guard lock(mutex_);
@@ -173,7 +171,7 @@ Status Resident::unmap_from(std::size_t first) noexcept {
   for (std::size_t i = 0; i < first; ++i) start += handles_[i]->nbytes();
   std::size_t end = start;
   for (std::size_t i = first; i < handles_.size(); ++i) end += handles_[i]->nbytes();
-  RelaxedCapture relaxed(*driver());
+  RelaxedCapture relaxed(*driver());  // trim and close come without
   Status status = maybe_mapped_ ? Status::unmap_failed
                                 : driver()->mem_unmap(base_ + start, end - start);
   for (std::size_t i = first, at = start; !ok(status) && i < handles_.size(); ++i) {
@@ -192,6 +190,7 @@ Status Resident::unmap_from(std::size_t first) noexcept {
 }
 
 void Resident::wake(const Report& report) {
+  RelaxedCapture relaxed(*driver());
   {
     std::lock_guard lock(mutex_);
     require(Residence::asleep, "wake");
@@ -223,7 +222,9 @@ void Resident::map_again(const std::vector<std::size_t>& sizes, std::size_t end)
   std::lock_guard lock(mutex_);
   if (extent_ >= end) return;
   std::size_t least = options_.wake_step_nbytes;
-  if (least == 0) least = extent_ == 0 ? first_step_nbytes : std::size_t(-1);
+  if (least == 0) {  // first as much as may be in flight
+    least = extent_ == 0 ? copies_in_flight * arena_->slot_nbytes() : std::size_t(-1);
+  }
   std::vector<std::size_t> step;
   std::size_t mapped = 0;
   for (std::size_t i = handles_.size(); i < sizes.size(); ++i) {
