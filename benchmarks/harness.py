@@ -42,10 +42,12 @@ def row(name: str, samples: list[float] | np.ndarray, unit: str, **more: Any) ->
     }
 
 
-def time_ns(call: Callable[[], object], *, batch: int, samples: int) -> np.ndarray:
+def time_ns(
+    call: Callable[[], object], *, batch: int, samples: int, warm_up: bool = True
+) -> np.ndarray:
     """Nanoseconds of one call, `samples` times, each the mean of `batch` calls in a row."""
     result = np.empty(samples)
-    for _ in range(batch):
+    for _ in range(batch if warm_up else 0):
         call()
     gc.disable()
     try:

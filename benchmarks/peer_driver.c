@@ -3,7 +3,8 @@
 //   cc -O2 -I CUDA_INCLUDE peer_driver.c -ldl -o peer_driver && ./peer_driver DEVICE
 //
 // Prints one JSON object; each entry is a list of samples. Loads the driver library by name, so it
-// builds without one.
+// builds without one. Built with -shared -fPIC it gives peer_open and peer_pair_ns, which time the
+// pair inside another program, batch by batch between that program's own.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <stdio.h>
@@ -48,60 +49,85 @@ static void print(const char* name, const double* samples, int count, int last) 
   printf("]%s\n", last ? "" : ",");
 }
 
-int main(int argc, char** argv) {
+static CUresult (*retain)(CUcontext*, CUdevice);
+static CUresult (*host_alloc)(void**, size_t, unsigned);
+static CUresult (*copy)(CUdeviceptr, CUdeviceptr, size_t, CUstream);
+static CUresult (*stream_create)(CUstream*, unsigned);
+static CUresult (*alloc)(CUdeviceptr*, size_t, CUstream);
+static CUresult (*release)(CUdeviceptr, CUstream);
+static CUresult (*default_pool)(CUmemoryPool*, CUdevice);
+static CUresult (*pool_set)(CUmemoryPool, CUmemPool_attribute, void*);
+static CUresult (*init)(unsigned);
+static CUresult (*synchronize)(CUstream);
+static CUresult (*push)(CUcontext);
+static CUresult (*pop)(CUcontext*);
+static CUcontext context;
+static CUstream up, down;
+
+static void open_device(CUdevice device) {
   library = dlopen("libcuda.so.1", RTLD_NOW);
   if (!library) {
     fprintf(stderr, "%s\n", dlerror());
-    return 2;
+    exit(2);
   }
-  CUresult (*init)(unsigned) = (CUresult (*)(unsigned))symbol("cuInit");
-  CUresult (*retain)(CUcontext*, CUdevice) =
-      (CUresult (*)(CUcontext*, CUdevice))symbol("cuDevicePrimaryCtxRetain");
-  CUresult (*set_current)(CUcontext) = (CUresult (*)(CUcontext))symbol("cuCtxSetCurrent");
-  CUresult (*host_alloc)(void**, size_t, unsigned) =
-      (CUresult (*)(void**, size_t, unsigned))symbol("cuMemHostAlloc");
-  CUresult (*copy)(CUdeviceptr, CUdeviceptr, size_t, CUstream) =
-      (CUresult (*)(CUdeviceptr, CUdeviceptr, size_t, CUstream))symbol("cuMemcpyAsync");
-  CUresult (*stream_create)(CUstream*, unsigned) =
-      (CUresult (*)(CUstream*, unsigned))symbol("cuStreamCreate");
-  CUresult (*synchronize)(CUstream) = (CUresult (*)(CUstream))symbol("cuStreamSynchronize");
-  CUresult (*alloc)(CUdeviceptr*, size_t, CUstream) =
-      (CUresult (*)(CUdeviceptr*, size_t, CUstream))symbol("cuMemAllocAsync");
-  CUresult (*release)(CUdeviceptr, CUstream) =
-      (CUresult (*)(CUdeviceptr, CUstream))symbol("cuMemFreeAsync");
-  CUresult (*default_pool)(CUmemoryPool*, CUdevice) =
-      (CUresult (*)(CUmemoryPool*, CUdevice))symbol("cuDeviceGetDefaultMemPool");
-  CUresult (*pool_set)(CUmemoryPool, CUmemPool_attribute, void*) =
-      (CUresult (*)(CUmemoryPool, CUmemPool_attribute, void*))symbol("cuMemPoolSetAttribute");
-
-  const CUdevice device = argc > 1 ? atoi(argv[1]) : 0;
-  CUcontext context;
+  *(void**)&retain = symbol("cuDevicePrimaryCtxRetain");
+  *(void**)&host_alloc = symbol("cuMemHostAlloc");
+  *(void**)&copy = symbol("cuMemcpyAsync");
+  *(void**)&stream_create = symbol("cuStreamCreate");
+  *(void**)&alloc = symbol("cuMemAllocAsync");
+  *(void**)&release = symbol("cuMemFreeAsync");
+  *(void**)&default_pool = symbol("cuDeviceGetDefaultMemPool");
+  *(void**)&pool_set = symbol("cuMemPoolSetAttribute");
+  *(void**)&init = symbol("cuInit");
+  *(void**)&synchronize = symbol("cuStreamSynchronize");
+  *(void**)&push = symbol("cuCtxPushCurrent_v2");
+  *(void**)&pop = symbol("cuCtxPopCurrent_v2");
   CALL(init, 0);
   CALL(retain, &context, device);
-  CALL(set_current, context);
+  CALL(push, context);
   CUmemoryPool pool;
   cuuint64_t keep_all = ~(cuuint64_t)0;
   CALL(default_pool, &pool, device);
   CALL(pool_set, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep_all);
-  CUstream up, down;
   CALL(stream_create, &up, CU_STREAM_NON_BLOCKING);
   CALL(stream_create, &down, CU_STREAM_NON_BLOCKING);
+}
 
+// Nanoseconds of one allocation and its release, the mean of `count` pairs in a row.
+static double time_pairs(size_t nbytes, int count) {
+  CUdeviceptr ptr;
+  const double start = now();
+  for (int i = 0; i < count; ++i) {
+    CALL(alloc, &ptr, nbytes, up);
+    CALL(release, ptr, up);
+  }
+  return 1e9 * (now() - start) / count;
+}
+
+void peer_open(int device) {
+  CUcontext ours;
+  open_device(device);
+  CALL(pop, &ours);
+}
+
+double peer_pair_ns(size_t nbytes, int count) {
+  CUcontext ours;
+  CALL(push, context);
+  const double ns = time_pairs(nbytes, count);
+  CALL(synchronize, up);
+  CALL(pop, &ours);
+  return ns;
+}
+
+int main(int argc, char** argv) {
+  open_device(argc > 1 ? atoi(argv[1]) : 0);
   static double samples[SAMPLES];
   printf("{\n");
 
   const struct { const char* name; size_t nbytes; } sizes[] = {
       {"pair 256 B", 256}, {"pair 1 MiB", (size_t)1 << 20}, {"pair 64 MiB", (size_t)64 << 20}};
   for (int s = 0; s < 3; ++s) {
-    CUdeviceptr ptr;
-    for (int i = 0; i < SAMPLES; ++i) {
-      const double start = now();
-      for (int j = 0; j < BATCH; ++j) {
-        CALL(alloc, &ptr, sizes[s].nbytes, up);
-        CALL(release, ptr, up);
-      }
-      samples[i] = 1e9 * (now() - start) / BATCH;
-    }
+    for (int i = 0; i < SAMPLES; ++i) samples[i] = time_pairs(sizes[s].nbytes, BATCH);
     CALL(synchronize, up);
     print(sizes[s].name, samples, SAMPLES, 0);
   }

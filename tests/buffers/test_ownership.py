@@ -169,6 +169,20 @@ def test_a_finalizer_tries_twice_and_then_warns_once_with_the_place(faulty, devi
     device.driver.mem_free_async(0, ptr)
 
 
+def test_a_finalizer_names_a_file_whose_name_is_no_text(faulty, device):
+    scope = {"ringmem": ringmem, "device": device, "__name__": "elsewhere"}
+    before = _native.track_allocation_places(True)
+    code = compile("buffer = ringmem.empty(3, 'i4', device=device)", "odd\udcff.py", "exec")
+    exec(code, scope)
+    _native.track_allocation_places(before)
+    ptr = scope["buffer"].ptr
+    faulty.fail("mem_free_async", times=2)
+    with pytest.warns(RuntimeWarning, match=r"allocated at odd\\udcff\.py:1$"):
+        del scope["buffer"]
+        gc.collect()
+    device.driver.mem_free_async(0, ptr)
+
+
 def test_a_finalizer_keeps_the_exception_that_is_on_its_way(faulty, device):
     def work():
         buffer = ringmem.empty(3, "i4", device=device)

@@ -97,6 +97,13 @@ def test_demo_as_json_is_one_object_and_verified(tmp_path: Path) -> None:
     assert result["marks"]["checked"] == result["marks"]["right"] > 2000
     assert result["replay"]["reserved_peak_bytes"] >= result["trace"]["peak_live_bytes"]
     assert result["copies"]["to_device_gb_per_s"] > 0
+    assert result["growable"]["moved"] is False
+    assert result["growable"]["verified"] is True
+    assert result["growable"]["nbytes"] == 32 << 20
+    assert result["ring"]["messages"] == 7042
+    assert result["ring"]["peak_live_bytes"] == 4122604752
+    assert result["ring"]["verified"] is True
+    assert result["ring"]["messages_per_second"] > 0
     assert list(tmp_path.iterdir()) == []  # nothing is drawn unless asked for
 
 
@@ -108,7 +115,17 @@ def test_demo_draws_in_the_terminal_and_as_a_picture(tmp_path: Path, small_trace
     )
     assert done.returncode == 0, done.stderr
     assert file.read_bytes().startswith(b"\x89PNG")
-    for word in ("cpu:0", "5 events", "peak", "GB/s", "█", "verified", "t.png"):
+    for word in (
+        "cpu:0",
+        "5 events",
+        "peak",
+        "GB/s",
+        "did not move",
+        "NumPy",
+        "█",
+        "verified",
+        "t.png",
+    ):
         assert word in done.stdout
 
 

@@ -115,6 +115,43 @@ def test_the_default_device_is_a_cpu_without_cuda():
     assert result.stdout.strip() == "cpu:0", result.stderr
 
 
+def test_the_default_device_follows_the_environment_simulations_and_forks():
+    code = """
+import os, ringmem
+names = [ringmem.default_device().name]
+os.environ["RINGMEM_DEVICE"] = "cpu:1"
+names.append(ringmem.default_device().name)
+with ringmem.simulate() as simulation:
+    assert ringmem.default_device() is simulation.devices[0]
+    names.append(ringmem.default_device().name)
+names.append(ringmem.default_device().name)
+del os.environ["RINGMEM_DEVICE"]
+names.append(ringmem.default_device().name)
+generation = ringmem.device.platforms.generation
+if os.fork() == 0:
+    os._exit(ringmem.device.platforms.generation == generation)
+names.append(str(os.wait()[1]))
+print(*names)
+"""
+    result = run_python(
+        code,
+        RINGMEM_SIMULATE="devices=2",
+        RINGMEM_DEVICE="",
+        RINGMEM_CUDA_LIBRARY="/nowhere/libcuda.so.1",
+    )
+    expected = ["cpu:0", "cpu:1", "cpu:0", "cpu:1", "cpu:0", "0"]
+    assert result.stdout.split() == expected, result.stderr
+
+
+def test_a_simulation_that_was_the_default_is_not_kept_alive():
+    with ringmem.simulate() as simulation:
+        ringmem.default_device()
+    device = weakref.ref(simulation.devices[0])
+    del simulation
+    gc.collect()
+    assert device() is None
+
+
 def test_an_environment_that_names_no_device_is_an_error():
     result = run_python("import ringmem; ringmem.default_device()", RINGMEM_DEVICE="cpu:7")
     assert "InvalidDeviceError" in result.stderr

@@ -160,3 +160,8 @@ def test_an_environment_that_makes_no_sense_is_an_error_that_quotes_it(setting):
     assert result.returncode != 0
     assert "InvalidValueError" in result.stderr
     assert setting.split("=")[0] in result.stderr
+
+
+def test_product_names_tell_simulated_devices_apart():
+    with ringmem.simulate(devices=3, name="tiny") as simulation:
+        assert [d.product_name for d in simulation.devices] == ["tiny 0", "tiny 1", "tiny 2"]

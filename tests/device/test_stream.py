@@ -209,6 +209,14 @@ def test_a_wait_that_fails_leaves_no_event(faulty, operation, when):
     a.wait(b)
 
 
+def test_a_wait_whose_event_cannot_be_destroyed_at_once_leaves_none(faulty):
+    device = ringmem.devices_of(faulty)[0]
+    a, b = device.create_stream(), device.create_stream()
+    faulty.fail("event_destroy")
+    a.wait(b)
+    assert faulty.live["event"] == 0
+
+
 def test_an_error_of_the_device_reaches_whoever_waits(faulty):
     stream = ringmem.devices_of(faulty)[0].create_stream()
     for wait, operation in (

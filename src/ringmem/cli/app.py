@@ -139,7 +139,7 @@ def demo(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay a program's allocations, move data both ways on two streams, and check it all.
+    """Replay a program's allocations, copy, grow a buffer, feed a ring kernel, and check it all.
 
     Exits with 1 if anything read back differs from what was written.
     """

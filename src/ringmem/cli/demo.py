@@ -1,11 +1,14 @@
 """``ringmem demo``: a real program's allocations on a device, and real data both ways, checked.
 
-Five steps. The trace is replayed on the driver's stream-ordered pool, once cold and once warm, and
+Seven steps. The trace is replayed on the driver's stream-ordered pool, once cold and once warm, and
 nothing touches the memory. It is replayed again with marks: every block is marked on the device
 at its start and at its end with its own number, and both are read back just before it is freed, so
 two blocks that overlap while both live are found. Then data goes up on one stream and down on
-another, alone and both at once, and every byte is compared. Last, the trace is played by native
-code on ringmem's pool and on the driver's, for their figures side by side.
+another, alone and both at once, and every byte is compared. The trace is played by native code on
+ringmem's pool and on the driver's, for their figures side by side. A buffer grows in place. Last,
+the trace's events are streamed through a ring kernel that keeps the live and peak curve.
+
+What a device or an installation lacks for a step is said in its place; the other steps are done.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmem.cli.demo_checks import Copies, Marker, Progress, copy_both_ways
+from ringmem.cli.demo_growable import Growth, grow
+from ringmem.cli.demo_ring import Streamed, stream_events
 from ringmem.native import _native
 from ringmem.observe import ReplayTimes, Trace, replay
 
@@ -43,12 +48,20 @@ class DemoResult:
     reserved_peak_bytes: int | None
     copies: Copies
     pools: dict[str, dict[str, Any]]
+    growable: Growth
+    ring: Streamed
     picture: Path | None = None
 
     @property
     def verified(self) -> bool:
-        """Whether everything that was read back is what was written."""
-        return self.marks_right == self.marks and self.copies.verified
+        """Whether everything that was done gave what it must; what was skipped does not count."""
+        return (
+            self.marks_right == self.marks
+            and self.copies.verified
+            and all(pool["completed"] for pool in self.pools.values())
+            and self.growable.verified is not False
+            and self.ring.verified is not False
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """One JSON object: times in their named unit, bandwidth in GB/s (10^9 bytes)."""
@@ -76,6 +89,8 @@ class DemoResult:
                 "both_ways_gb_per_s": self.copies.both / 1e9,
                 "verified": self.copies.verified,
             },
+            "growable": self.growable.to_dict(),
+            "ring": self.ring.to_dict(),
             "verified": self.verified,
             "picture": str(self.picture) if self.picture else None,
         }
@@ -115,7 +130,7 @@ class Demo:
         return cls(Device(device), Trace.shipped() if trace is None else Trace.load(trace))
 
     def run(self, progress: Progress) -> DemoResult:
-        """Do the five steps.
+        """Do the seven steps.
 
         Raises
         ------
@@ -123,6 +138,8 @@ class Demo:
             The device has less memory free than the trace needs.
         DriverError
             The driver failed otherwise. All memory is given back.
+        TimeoutError, KernelFailedError
+            The ring kernel did not answer, or ended by itself.
         """
         with ExitStack() as open_until_end:
             streams = [
@@ -138,6 +155,8 @@ class Demo:
             reserved_peak = reserved.read()
             copies = copy_both_ways(self.device, streams[0], streams[1], progress)
             pools = self._pools(streams, progress)
+            growable = grow(self.device, streams[0], progress)
+        ring = stream_events(self.device, self.trace, progress)
         return DemoResult(
             self.device,
             self.trace,
@@ -149,6 +168,8 @@ class Demo:
             reserved_peak,
             copies,
             pools,
+            growable,
+            ring,
         )
 
     def _pools(self, streams: list[Stream], progress: Progress) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ringmem.buffers import DeviceBuffer, PinnedBuffer
     from ringmem.device import Device, Stream
 
-__all__ = ["Copies", "Marker", "Progress", "copy_both_ways"]
+__all__ = ["Copies", "Marker", "Progress", "copy_both_ways", "pattern"]
 
 Progress = Callable[[str, int, int], object]  # step, done, total
 
@@ -100,7 +100,7 @@ def copy_both_ways(device: Device, up: Stream, down: Stream, progress: Progress)
             for stream in (up, down)
         ]
         for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
-            np.asarray(source)[:] = _pattern(words, number)
+            np.asarray(source)[:] = pattern(words, number)
             np.asarray(target)[:] = 0
 
         def upload(which: int) -> None:
@@ -131,8 +131,8 @@ def copy_both_ways(device: Device, up: Stream, down: Stream, progress: Progress)
     )
 
 
-def _pattern(words: int, seed: int) -> np.ndarray[Any, Any]:
-    """Words that differ from each other and between seeds: a misplaced byte is seen."""
+def pattern(words: int, seed: int) -> np.ndarray[Any, Any]:
+    """Return words that differ from each other and between seeds: a misplaced byte is seen."""
     odd = np.uint64(0x9E3779B97F4A7C15)
     return (np.arange(words, dtype=np.uint64) + np.uint64(seed << 40)) * odd
 

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ringmem.cli.demo import Demo, DemoResult
+from ringmem.cli.demo_growable import Growth
+from ringmem.cli.demo_ring import Streamed
 from ringmem.cli.progress import LateProgress
 from ringmem.native.errors import InvalidValueError, NotSupportedError
 from ringmem.observe import Timeline, format_nbytes
@@ -50,8 +52,11 @@ def run(demo: Demo, output: Path | None, *, quiet: bool) -> DemoResult:
 
 
 def _timeline(result: DemoResult) -> Timeline:
+    peak = result.ring.peak_curve
     return Timeline(
-        result.trace.live_bytes, f"live bytes of {result.trace.name} on {result.device.name}"
+        result.trace.live_bytes,
+        f"live bytes of {result.trace.name} on {result.device.name}",
+        {} if peak is None else {"peak so far, as the ring kernel answered": peak},
     )
 
 
@@ -76,6 +81,9 @@ def show(result: DemoResult) -> None:
     console.print()
     console.print(_copies(copies))
     console.print()
+    console.print(_grown(result.growable))
+    console.print(_streamed(result.ring))
+    console.print()
     ascii_only = not (console.encoding or "").lower().startswith("utf")
     width = max(16, min(console.width, 100))
     console.print(
@@ -89,6 +97,30 @@ def show(result: DemoResult) -> None:
         f"{verdict}: {result.marks_right:,} of {result.marks:,} marked blocks and "
         f"{'all' if result.copies.verified else 'not all'} copied bytes came back as written",
         style="green" if result.verified else "bold red",
+    )
+
+
+def _grown(growth: Growth) -> str:
+    if growth.skipped:
+        return f"growing buffer: skipped, {growth.skipped}"
+    first, last = format_nbytes(growth.first_nbytes), format_nbytes(growth.nbytes)
+    return (
+        f"growing buffer: {first} to {last} in {growth.steps} steps of "
+        f"{growth.seconds / growth.steps * 1e6:.0f} µs\n"
+        f"  it {'MOVED' if growth.moved else 'did not move'}, "
+        f"its content is {'intact' if growth.intact else 'DAMAGED'}"
+    )
+
+
+def _streamed(ring: Streamed) -> str:
+    if ring.skipped:
+        return f"ring kernel: skipped, {ring.skipped}"
+    return (
+        f"ring kernel: {ring.messages:,} events, {ring.messages / ring.seconds / 1e6:.3g} "
+        f"million/s; one call and its answer {ring.call_us_p50:.1f} µs\n"
+        f"  its live curve and its peak of {format_nbytes(ring.peak_live_bytes)} are "
+        f"{'what NumPy finds' if ring.right else 'NOT WHAT NUMPY FINDS'}\n"
+        f"  handler: {ring.handler}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -339,9 +338,25 @@ def default_device() -> Device:
     >>> default_device().platform in ("cuda", "cpu")
     True
     """
+    global _last_default
+    wanted = _native.environment_value("RINGMEM_DEVICE")
+    generation = platforms.generation  # read before the search: a change meanwhile is noticed
+    if (last := _last_default) and last[0] == generation and last[1] == wanted:
+        return last[2]
+    platforms.watch_forks()
+    device = _find_default(wanted)
+    if not platforms.is_replaced(device.platform):  # a simulation's devices are not kept alive
+        _last_default = generation, wanted, device
+    return device
+
+
+# The generation and the environment that it was found in, and the default device.
+_last_default: tuple[int, str | None, Device] | None = None
+
+
+def _find_default(wanted: str | None) -> Device:
     if platforms.is_replaced("cpu"):
         return platforms.device_named("cpu:0")
-    wanted = os.environ.get("RINGMEM_DEVICE")
     if wanted:
         return platforms.device_named(wanted)
     return platforms.device_named("cuda:0" if platforms.device_count("cuda") else "cpu:0")

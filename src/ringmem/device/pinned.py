@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ringmem.native.errors import RingmemError
@@ -43,13 +44,19 @@ class PinnedBlock:
         """Never free the memory: the device may still write to it."""
         self.ptr = 0
 
-    def __del__(self) -> None:
+    def __del__(
+        self,
+        # Kept here: at exit the module's own names may be gone already.
+        finalizing: Callable[[], bool] = sys.is_finalizing,
+        error_type: type[RingmemError] = RingmemError,
+        warn: Callable[..., None] = warnings.warn,
+    ) -> None:
         # At exit the system takes it back; freeing could wait for a kernel that never ends.
-        if self.ptr and not sys.is_finalizing():
+        if self.ptr and not finalizing():
             try:
                 self.free()
-            except RingmemError as error:
-                warnings.warn(
+            except error_type as error:
+                warn(
                     f"{self.nbytes} bytes of pinned memory could not be freed: {error}",
                     ResourceWarning,
                     stacklevel=2,

@@ -6,6 +6,8 @@ first use. ``simulate()`` puts another driver in the place of ``cpu`` for a whil
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -27,6 +29,20 @@ _replaced: dict[str, list[_native.Driver]] = {}
 _cache: weakref.WeakValueDictionary[tuple[int, int], Device] = weakref.WeakValueDictionary()
 # Devices of the platforms' own drivers live as long as the process.
 _kept: dict[tuple[int, int], Device] = {}
+# Counts what may change which device a name means: another driver stands in, or the process forked
+# and a driver may refuse the child.
+generation = 0
+
+
+def _next_generation() -> None:
+    global generation
+    generation += 1
+
+
+@functools.cache
+def watch_forks() -> None:
+    """Count forks too, from the first call on."""
+    os.register_at_fork(after_in_child=_next_generation)
 
 
 def driver_of(platform: str) -> _native.Driver:
@@ -46,6 +62,7 @@ def replace_driver(platform: str, driver: _native.Driver, *, active: bool) -> No
         elif any(entry is driver for entry in stack):
             index = max(i for i, entry in enumerate(stack) if entry is driver)
             del stack[index]
+        _next_generation()
 
 
 def is_replaced(platform: str) -> bool:

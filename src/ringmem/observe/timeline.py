@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,8 @@ class Timeline:
         The curve; no value below 0.
     title : str
         Stands above the drawing.
+    lines : mapping of str to ndarray of int64, shape (events,), optional
+        More curves in bytes by their names: lines in a picture; the terminal has no room for them.
 
     Examples
     --------
@@ -60,6 +63,7 @@ class Timeline:
 
     nbytes: NDArray[np.int64]
     title: str = "live bytes"
+    lines: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.nbytes.ndim != 1 or len(self.nbytes) == 0 or int(self.nbytes.min()) < 0:
@@ -67,6 +71,11 @@ class Timeline:
                 f"nbytes has shape {self.nbytes.shape}; "
                 "one dimension, at least one entry and no negative one would do"
             )
+        for name, curve in self.lines.items():
+            if curve.shape != self.nbytes.shape:
+                raise InvalidValueError(
+                    f"lines[{name!r}] has shape {curve.shape}; {self.nbytes.shape} would do"
+                )
 
     def columns(self, count: int) -> NDArray[np.int64]:
         """The curve in `count` columns of equally many events: the largest value in each.
@@ -149,6 +158,11 @@ class Timeline:
         values = self.nbytes / 1024 ** _UNITS.index(unit)
         axes.fill_between(np.arange(len(values)), values, step="post", alpha=0.35, linewidth=0)
         axes.step(np.arange(len(values)), values, where="post", linewidth=0.8)
+        for name, curve in self.lines.items():
+            scaled = curve / 1024 ** _UNITS.index(unit)
+            axes.step(np.arange(len(scaled)), scaled, where="post", linewidth=0.9, label=name)
+        if self.lines:
+            axes.legend(loc="upper left", frameon=False)
         axes.set(title=self.title, xlabel="event", ylabel=unit, xlim=(0, len(values)))
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ringmem.native import _native
 from ringmem.native.errors import InvalidValueError
 from ringmem.ring.backend import KernelSpec, PairAddresses
+from ringmem.ring.plain_record import PlainRecord
 from ringmem.ring.slots import host_bytes
 
 __all__ = ["CpuBackend", "NativeHandler", "SharedRingMemory"]
@@ -152,8 +153,9 @@ class CpuBackend:
         def view(ptr: int, dtype: np.dtype[Any] | None) -> Any:
             if dtype is None:
                 return None
-            array = np.ndarray((1,), dtype=dtype, buffer=host_bytes(ptr, dtype.itemsize, None))
-            return array.view(np.recarray)[0] if dtype.names else array
+            shape = () if dtype.names else (1,)
+            array = np.ndarray(shape, dtype=dtype, buffer=host_bytes(ptr, dtype.itemsize, None))
+            return PlainRecord(array) if dtype.names else array
 
         def call(message: int, reply: int, state: int) -> int:
             try:

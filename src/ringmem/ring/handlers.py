@@ -99,7 +99,7 @@ class CpuHandler:
         3 or 5.
     python : callable
         ``(message, reply, state) -> int`` for what a compiled handler sees: records with fields as
-        attributes (``np.record``), arrays of one element for plain dtypes, None without a state.
+        attributes (`PlainRecord`), arrays of one element for plain dtypes, None without a state.
     """
 
     address: int | None

@@ -245,9 +245,12 @@ void Buffer::warn_lost(Status status) noexcept {
       text += status_name(status);
     }
     if (place) {
-      const nb::object file = place[0], line = place[1];
-      text += "; allocated at " + std::string(nb::str(file).c_str()) + ":" +
-              nb::str(line).c_str();
+      // A name of a file need not be text that UTF-8 can say.
+      const nb::object file = nb::steal(PyUnicode_AsEncodedString(
+          nb::object(place[0]).ptr(), "utf-8", "backslashreplace"));
+      if (!file) throw nb::python_error();
+      text += std::string("; allocated at ") + PyBytes_AS_STRING(file.ptr()) + ":" +
+              std::to_string(nb::cast<int>(place[1]));
     }
     if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
   } catch (...) {  // a warning that cannot be made is not worth a crash

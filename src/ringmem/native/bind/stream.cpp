@@ -11,6 +11,7 @@
 #include "bind/objects.hpp"
 #include "bind/thread_state.hpp"
 #include "bind/wait.hpp"
+#include "memory/event_order.hpp"
 
 namespace ringmem::bind {
 namespace {
@@ -139,9 +140,8 @@ void wait_stream(NativeStream& self, NativeStream& other) {
     operation = "cuStreamWaitEvent";
     status = driver.stream_wait_event(self.device->ordinal, self.handle, event);
   }
-  Status destroyed = driver.event_destroy(theirs, event);
+  destroy_event(driver, theirs, event);
   check(status, operation, describe(self) + " waiting for " + describe(other));
-  check(destroyed, "cuEventDestroy");
 }
 
 void push_stream(nb::handle_t<NativeStream> self) {

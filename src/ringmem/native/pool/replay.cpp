@@ -78,10 +78,18 @@ class Player {
       if (options_.reserved) note(options_.reserved());
     }
   }
-  void free_all() {
+  // Frees what lives, all of it whatever fails; returns the first failure.
+  std::exception_ptr free_all() {
+    std::exception_ptr first;
     for (std::uint32_t id = 0; id < blocks_.size(); ++id) {
-      if (blocks_[id].record || blocks_[id].ptr) free(id, stream_in_trace_of(id));
+      if (!blocks_[id].record && !blocks_[id].ptr) continue;
+      try {
+        free(id, stream_in_trace_of(id));
+      } catch (...) {
+        if (!first) first = std::current_exception();
+      }
     }
+    return first;
   }
   std::size_t event() const { return event_; }
   const std::vector<std::uint32_t>& ticks() const { return ticks_; }
@@ -206,18 +214,25 @@ ReplayResult replay(Allocator& allocator, std::span<const TraceEvent> trace,
     }
     result.repetitions.push_back(summarize(std::move(ticks), scale));
     if (options.driver_calls) result.repetitions.back().driver_calls = options.driver_calls() - calls;
+    std::exception_ptr fatal;
     for (Player& player : players) {
       if (!player.failure) continue;
       try {
         std::rethrow_exception(player.failure);
       } catch (const DriverError& error) {
-        if (error.status != Status::out_of_memory) throw;
+        if (error.status != Status::out_of_memory) fatal = player.failure;
         result.completed = false;
         result.failed_event = player.event();
         result.error = error.what();
+      } catch (...) {  // cancelled
+        fatal = player.failure;
       }
     }
-    for (Player& player : players) player.free_all();
+    for (Player& player : players) {
+      const std::exception_ptr failure = player.free_all();
+      if (!fatal) fatal = failure;
+    }
+    if (fatal) std::rethrow_exception(fatal);
   }
   result.peak_reserved = shared.peak_reserved;
   return result;

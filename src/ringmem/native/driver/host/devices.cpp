@@ -63,7 +63,8 @@ Status HostDriver::device_info(int device, DeviceInfo* info) noexcept {
     if (!machine_->device(device)) return Status::invalid_device;
     char uuid[64];
     std::snprintf(uuid, sizeof uuid, "CPU-72696e67-6d65-6d00-8000-%012x", device);
-    *info = {machine_->config.name, uuid};
+    const HostConfig& config = machine_->config;
+    *info = {config.devices == 1 ? config.name : config.name + " " + std::to_string(device), uuid};
     return Status::success;
   });
 }
