@@ -5,7 +5,7 @@
 #
 # Uses the Python, the compiler and the packages that are there ($PYTHON, default python3). Wheels
 # in .wheels/ (not committed) are installed first, as they are. Results go to $OUT (default ./out):
-# pytest.log, pytest.xml, benchmarks.json, sanitize.log. Every stage is bounded in time
+# pytest*.log, pytest*.xml, benchmarks.json, sanitize.log. Every stage is bounded in time
 # (BUILD_S, TEST_S, BENCH_S for each script, SANITIZE_S). The exit code is that of the worst stage.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -58,12 +58,31 @@ PY
   "$python" -m ringmem info
 }
 
+# What looks at the whole device (free memory, drivers that refuse) or keeps a kernel running goes
+# alone; the rest on several processes where pytest-xdist is there.
 tests() {
   header "tests ${marks:+(-m '$marks')}"
-  timeout -k 10 "${TEST_S:-520}" "$python" -m pytest -q -p no:cacheprovider \
-    ${marks:+-m "$marks"} --junitxml="$out/pytest.xml" "${pytest_arguments[@]}" 2>&1 |
-    tee "$out/pytest.log" | tail -n 60
-  return "${PIPESTATUS[0]}"
+  local alone=(tests/driver tests/ring/test_cuda_kernel.py) spread=() worst=0
+  if [ ${#pytest_arguments[@]} -gt 0 ]; then
+    run_pytest pytest "${pytest_arguments[@]}"
+    return
+  fi
+  "$python" -c 'import xdist' 2>/dev/null && spread=(-n $(($(nproc) * 3 / 4)) --dist loadfile)
+  run_pytest pytest "${spread[@]}" "${alone[@]/#/--ignore=}" || worst=1
+  run_pytest pytest-driver "${alone[0]}" || worst=1
+  run_pytest pytest-kernel "${alone[1]}" || worst=1
+  return $worst
+}
+
+# run_pytest NAME ARGUMENTS…: NAME.log and NAME.xml in $out; the summary is printed.
+run_pytest() {
+  local name=$1
+  shift
+  timeout -k 10 "${TEST_S:-520}" "$python" -m pytest -q -p no:cacheprovider --timeout=120 \
+    ${marks:+-m "$marks"} --junitxml="$out/$name.xml" "$@" >"$out/$name.log" 2>&1
+  local status=$?
+  grep -aE '^(FAILED|ERROR|E  )|passed|failed' "$out/$name.log" | tail -n 40
+  return $status
 }
 
 bench() {
