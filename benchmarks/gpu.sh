@@ -78,7 +78,7 @@ tests() {
 run_pytest() {
   local name=$1
   shift
-  timeout -k 10 "${TEST_S:-520}" "$python" -m pytest -q -p no:cacheprovider --timeout=120 \
+  timeout -k 10 "${TEST_S:-520}" "$python" -m pytest -q -p no:cacheprovider \
     ${marks:+-m "$marks"} --junitxml="$out/$name.xml" "$@" >"$out/$name.log" 2>&1
   local status=$?
   grep -aE '^(FAILED|ERROR|E  )|passed|failed' "$out/$name.log" | tail -n 40
