@@ -13,6 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ringmem.cli.info import show
+from ringmem.cli.inventory import inventory
+
 
 def ringmem(
     *arguments: str, cwd: Path | None = None, **environment: str
@@ -84,6 +87,13 @@ def test_info_names_every_device_and_what_is_missing() -> None:
     assert done.returncode == 0, done.stderr
     for word in ("cpu:0", "cpu:1", "memory visibility", "Peers", "Packages"):
         assert word in done.stdout
+
+
+def test_info_says_how_to_get_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    found = inventory()
+    found["missing"] = [{"what": "paint", "for": "art", "how": "pip install 'ringmem[plot]'"}]
+    show(found)
+    assert "pip install 'ringmem[plot]'" in capsys.readouterr().out
 
 
 def test_demo_as_json_is_one_object_and_verified(tmp_path: Path) -> None:

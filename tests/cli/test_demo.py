@@ -120,7 +120,7 @@ def test_ring_kernel_works_without_numba_and_says_so(monkeypatch: pytest.MonkeyP
 
 
 def test_kernel_that_cannot_be_built_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, trace: Trace
+    monkeypatch: pytest.MonkeyPatch, trace: Trace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def build(*arguments: Any, **options: Any) -> Any:
         raise ringmem.NotSupportedError("needs cuda.core: pip install 'ringmem[cuda13]'")
@@ -133,6 +133,7 @@ def test_kernel_that_cannot_be_built_says_what_is_missing(
     assert "pip install" in ring["skipped"]
     assert result.verified
     demo_report.show(result)
+    assert "'ringmem[cuda13]'" in capsys.readouterr().out  # brackets are no markup
 
 
 def test_cuda_source_stands_in_where_python_cannot_be_compiled_for_a_gpu(

@@ -74,6 +74,8 @@ stream = device.create_stream()
 event = stream.record()
 pool = device.allocator.pool
 kept = ringmem.simulate(devices=2)
+kept.devices[1].memory_visibility(echo=True)
+device.memory_visibility(echo=True)  # leaves pinned blocks for the next one
 with stream:
     pass
 """

@@ -136,4 +136,4 @@ def _show(rows: list[dict[str, object]]) -> None:
             f"{bar:.1f}" if isinstance(bar, float | int) else "",
             "" if bar is None else "ok" if row["passed"] else "MISSED",
         )
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)

@@ -192,7 +192,7 @@ def show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(highlight=False, markup=False)
     console.print(f"{result['device']} ({result['product_name']}), one-line messages")
     table = Table("strategy", "KiB", "way", "GB/s", "raw", "of raw", "M messages/s")
     for name, figures in result["strategies"].items():

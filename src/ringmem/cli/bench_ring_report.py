@@ -17,7 +17,7 @@ def show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(f"{result['device']}: {result['product_name']}, handler: {result['handler']}")
 
     trips = Table("round trip, us", "min", "p50", "p99", "p99.9", box=None, padding=(0, 2))

@@ -62,7 +62,7 @@ def _timeline(result: DemoResult) -> Timeline:
 
 def show(result: DemoResult) -> None:
     """Print what the demo saw."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     data = result.to_dict()
     trace, replay, copies = data["trace"], data["replay"], data["copies"]
     console.print(f"{data['device']}  {data['product_name']}", style="bold")

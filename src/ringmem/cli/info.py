@@ -14,7 +14,7 @@ __all__ = ["show"]
 
 def show(found: dict[str, Any]) -> None:
     """Print what :func:`ringmem.cli.inventory.inventory` found."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     cuda = found["cuda"]
     console.print(
         f"ringmem {found['ringmem'] or '(run from its sources)'}, Python {found['python']}, "

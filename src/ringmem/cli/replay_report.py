@@ -19,7 +19,7 @@ Result = dict[str, Any]
 
 def show(result: Result) -> None:
     """Print what the replay saw."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(
         f"{result['trace']} on {result['device']}, allocator {result['allocator']}: "
         f"{result['events']:,} events, {result['operations']:,} operations",
