@@ -246,7 +246,7 @@ def test_descriptors_do_not_leak_when_attaching_fails(buffer, device, faulty):
     deadline = time.monotonic() + 5  # the courier closes its ends in threads of its own
     while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # the first attachment's end may go late
     attach(ticket, device).close()
 
 
