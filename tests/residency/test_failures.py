@@ -78,6 +78,54 @@ def test_whatever_call_fails_the_state_is_the_old_or_the_new(backup, when):
     assert nth > 8
 
 
+def life(device):
+    """Everything that a tag does beside sleep and wake, and these; all is closed in the end."""
+    made, kept = [], []
+    try:
+        made.append(tag := residency.tag("life", "host", device, **SIZES))
+        kept += [ringmem.empty(n * PAGE, "uint8", device=device, allocator=tag) for n in (9, 5, 2)]
+        kept[1].fill(3)
+        kept.pop(0).close()
+        kept.append(ringmem.empty(4 * PAGE, "uint8", device=device, allocator=tag))
+        kept.pop(1).close()  # pending while the tag sleeps
+        tag.sleep()
+        tag.wake()
+        tag.drop_backup()
+        tag.trim()
+        tag.sleep()
+        kept.pop().close()
+        tag.wake()
+        assert np.all(kept[0].to_numpy() == 3)
+    finally:
+        for tag in made:
+            if tag.state == "asleep":
+                until_done(tag.wake)
+            while kept:
+                until_done(kept.pop().close)
+            until_done(tag.close)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_whatever_call_of_a_life_fails_nothing_is_lost(when):
+    nth, unused = 0, False
+    while not unused:
+        nth += 1
+        driver = _native.FaultyDriver(_native.HostDriver(CONFIG))
+        device = ringmem.devices_of(driver)[0]
+        device.default_stream.synchronize()
+        driver.fail("*", nth=nth, when=when)
+        try:
+            life(device)
+        except DriverError as error:
+            error.with_traceback(None)
+        else:
+            unused = driver.pending > 0
+        driver.clear()
+        assert residency.tags(device) == []
+        assert live_objects(driver, but=("pool",)) == {}, f"call {nth} fails {when}"
+    assert nth > 30
+
+
 def test_a_backup_that_cannot_be_pinned_leaves_everything_awake():
     driver = _native.FaultyDriver(_native.HostDriver(CONFIG))
     device = ringmem.devices_of(driver)[0]

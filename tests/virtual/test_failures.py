@@ -1,11 +1,22 @@
 """Every driver call of every operation fails once, before or after it was done."""
 
+import gc
+import os
+
+import numpy as np
 import pytest
 
 import ringmem
 from ringmem import ClosedError, DriverError
 from ringmem.native import _native
-from ringmem.virtual import AddressRange, GrowableBuffer, PhysicalMemory, SparseBuffer, attach
+from ringmem.virtual import (
+    AddressRange,
+    GrowableBuffer,
+    PhysicalMemory,
+    SparseBuffer,
+    attach,
+    set_recycle_limit,
+)
 
 from .conftest import CONFIG, PAGE, fill_now, live_objects
 
@@ -88,8 +99,54 @@ def sharing(device):
     run_and_close(buffer, body)
 
 
+def recycling(device):
+    """Handles go from one buffer to the next, zeroed on the way."""
+    set_recycle_limit(1 << 20)
+    try:
+        for _ in range(2):
+            growable(device)
+            sparse(device)
+    finally:
+        set_recycle_limit(0)
+
+
+def peers(device):
+    """Access for two devices, as it grows; then an attachment for the peer, which may only read."""
+    other = ringmem.devices_of(device.driver)[1]
+    buffer = GrowableBuffer(32 * PAGE, device=device, shape=PAGE, max_handle_nbytes=2 * PAGE)
+
+    def body():
+        buffer.set_access({other: "read", device: "readwrite"})
+        buffer.resize(7 * PAGE)
+        memory = PhysicalMemory.create(other, PAGE)
+        again = PhysicalMemory.import_fd(descriptor := memory.export_fd(), PAGE, other)
+        os.close(descriptor)
+        with AddressRange.reserve(device, 2 * PAGE) as addresses:
+            both = addresses.map(again, PAGE, access={device: "readwrite", other: "readwrite"})
+            assert both.get_access(other) == "readwrite"
+            both.unmap([])
+        shared = attach(buffer.share("read"), other)
+        run_and_close(shared, lambda: shared.view().to_numpy())
+
+    run_and_close(buffer, body)
+
+
+def forgotten(device):
+    """Nothing is closed: finalizers and the mapping thread give everything back."""
+    buffer = GrowableBuffer(16 * PAGE, device=device, shape=5 * PAGE, max_handle_nbytes=2 * PAGE)
+    buffer.fill(1)
+    shared = attach(buffer.share(), device)
+    shared.view().fill(2)
+    pages = SparseBuffer(8 * PAGE, device=device, cache_nbytes=PAGE)
+    pages.map([0, 1, 4])
+    pages.unmap([1])
+    AddressRange.reserve(device, 2 * PAGE).map(PhysicalMemory.create(device, PAGE), PAGE)
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("scenario", [primitives, growable, sparse, sharing])
+@pytest.mark.parametrize(
+    "scenario", [primitives, growable, sparse, sharing, recycling, peers, forgotten]
+)
 def test_whatever_call_fails_nothing_is_lost(scenario, when):
     nth = 0
     while True:
@@ -101,8 +158,9 @@ def test_whatever_call_fails_nothing_is_lost(scenario, when):
         failed = False
         try:
             scenario(device)
-        except (DriverError, ClosedError):
+        except (DriverError, ClosedError) as error:
             failed = True
+            error.with_traceback(None)  # which would keep what was forgotten
         unused = driver.pending > 0
         driver.clear()
         assert live_objects(driver) == {}, f"call {nth} failed {when}"
@@ -140,6 +198,52 @@ def test_an_unmap_that_happened_although_it_failed_is_not_built_upon(device, fau
         buffer.resize(8 * PAGE)
         buffer.fill(1)
         device.synchronize()  # nothing faulted
+
+
+def test_a_close_that_cannot_unmap_leaves_it_open_and_empty_and_can_be_repeated(device, faulty):
+    for make in (GrowableBuffer, SparseBuffer):
+        buffer = make(4 * PAGE, device=device)
+        if make is GrowableBuffer:
+            buffer.resize(3 * PAGE)
+        else:
+            buffer.map([0, 2])
+        faulty.fail("mem_unmap")
+        with pytest.raises(DriverError, match="cuMemUnmap"):
+            buffer.close()
+        assert not buffer.closed
+        if make is GrowableBuffer:
+            assert buffer.shape == (0,)
+        faulty.clear()
+        buffer.close()
+        assert buffer.closed
+
+
+def test_a_close_that_cannot_wait_changes_nothing(device, faulty):
+    buffer = GrowableBuffer(4 * PAGE, device=device, shape=3 * PAGE)
+    buffer.fill(4)
+    faulty.fail("event_record")
+    with pytest.raises(DriverError, match="cuEventRecord"):
+        buffer.close()
+    assert np.all(buffer.view().to_numpy() == 4)
+    buffer.close()
+
+
+@pytest.mark.parametrize("make", [GrowableBuffer, SparseBuffer])
+def test_a_forgotten_buffer_whose_work_nobody_can_wait_for_stays_and_the_device_lives(make):
+    driver = _native.FaultyDriver(_native.HostDriver(f"{CONFIG},latency_s=0.05"))
+    device = ringmem.devices_of(driver)[0]
+    buffer = make(4 * PAGE, device=device)
+    if make is GrowableBuffer:
+        buffer.resize(4 * PAGE)
+    else:
+        buffer.map(range(4))
+    device.driver.fill_async(0, buffer.ptr, 1, 1, 4 * PAGE, 0)
+    driver.fail("event_record", when="sticky")
+    del buffer
+    gc.collect()
+    driver.clear()
+    device.default_stream.synchronize()  # the fill found its pages
+    primitives(device)
 
 
 def test_a_device_that_is_lost_gives_everything_back(faulty, device):

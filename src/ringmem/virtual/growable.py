@@ -331,7 +331,9 @@ class GrowableBuffer:
         InvalidValueError
             A view is alive; the buffer is as before.
         DriverError
-            The driver failed. If it could not unmap, the buffer is as before; else it is closed.
+            The driver failed. If it could not wait, the buffer is as before. If it could not unmap,
+            the buffer is empty and still open (nobody knows what is mapped), and a second call
+            tries again. Else it is `closed`, and all that could be given back is.
         """
         if not self.closed:
             self._core.close(self._ledger.plain(streams))

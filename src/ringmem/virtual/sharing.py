@@ -292,9 +292,9 @@ class SharedBuffer:
         Raises
         ------
         InvalidValueError
-            A view is alive.
+            A view is alive; nothing has changed.
         DriverError
-            The driver failed.
+            The driver failed; unless `closed`, a second call tries again.
         """
         if not self.closed:
             self._core.close(plain_streams(streams, self._device))

@@ -269,7 +269,9 @@ class SparseBuffer:
         InvalidValueError
             A view is alive; the buffer is as before.
         DriverError
-            The driver failed; unless `closed`, a second call tries again.
+            The driver failed. If it could not wait, the buffer is as before. If it could not unmap,
+            it is still open, what is mapped is unknown, and a second call tries again. Else it is
+            `closed`, and all that could be given back is.
         """
         if not self.closed:
             self._core.close(self._ledger.plain(streams))

@@ -95,7 +95,7 @@ class Growable final : public Job, public std::enable_shared_from_this<Growable>
   struct Outcome {
     Status status = Status::success;
     const char* operation = "";
-    bool unmapped = true;  // false: everything is as before
+    bool unmapped = true;  // false: the pages are in limbo, and nothing else was tried
   };
 
   void grow(std::size_t nbytes);

@@ -191,17 +191,16 @@ void Growable::close(const std::vector<StreamRef>& streams) {
 
 void Growable::abandon(const std::vector<StreamRef>& streams) noexcept {
   if (process_.inherited() || closed()) return;
-  try {
-    std::shared_ptr<Guard> guard = Guard::record(driver(), streams);
-    {
-      std::lock_guard state(state_);
-      pins_.clear();  // whoever pinned held the buffer, and is gone with it
-      life_ = Life::closing;
-      farewell_ = std::move(guard);
-    }
-    wake();
-  } catch (...) {  // the destructor does what it can
+  std::shared_ptr<Guard> guard = Guard::record_at_last(driver(), streams);
+  {
+    std::lock_guard state(state_);
+    pins_.clear();  // whoever pinned held the buffer, and is gone with it
+    // Without a guard the pages stay for good: unmapping what work uses would lose the device.
+    life_ = guard ? Life::closing : Life::closed;
+    farewell_ = std::move(guard);
+    if (life_ == Life::closed) return;
   }
+  wake();
 }
 
 Job::Progress Growable::step_farewell() noexcept {

@@ -39,6 +39,17 @@ std::shared_ptr<Guard> Guard::record(DriverRef driver, const std::vector<StreamR
   return guard;
 }
 
+std::shared_ptr<Guard> Guard::record_at_last(const DriverRef& driver,
+                                             const std::vector<StreamRef>& streams) noexcept {
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    try {
+      return record(driver, streams);
+    } catch (...) {
+    }
+  }
+  return nullptr;
+}
+
 Guard::~Guard() {
   for (const EventRef& event : events_) {
     insist([&] { return driver_->event_destroy(event.device, event.event); });

@@ -59,6 +59,10 @@ class Guard {
  public:
   // Throws DriverError; then no event is left behind.
   static std::shared_ptr<Guard> record(DriverRef driver, const std::vector<StreamRef>& streams);
+  // For finalizers, which have nobody to tell: tries twice. Null when the driver will not record;
+  // then nobody knows whether pages are in use, and they must stay as they are.
+  static std::shared_ptr<Guard> record_at_last(const DriverRef& driver,
+                                               const std::vector<StreamRef>& streams) noexcept;
 
   explicit Guard(DriverRef driver) noexcept : driver_(std::move(driver)) {}
   Guard(const Guard&) = delete;

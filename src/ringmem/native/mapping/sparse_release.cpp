@@ -121,16 +121,15 @@ void Sparse::close(const std::vector<StreamRef>& streams) {
 
 void Sparse::abandon(const std::vector<StreamRef>& streams) noexcept {
   if (process_.inherited() || closed()) return;
-  try {
-    std::shared_ptr<Guard> guard = Guard::record(driver(), streams);
-    {
-      std::lock_guard lock(mutex_);
-      life_ = Life::closing;
-      farewell_ = std::move(guard);
-    }
-    Worker::post(shared_from_this());
-  } catch (...) {  // the destructor does what it can
+  std::shared_ptr<Guard> guard = Guard::record_at_last(driver(), streams);
+  {
+    std::lock_guard lock(mutex_);
+    // Without a guard the pages stay for good: unmapping what work uses would lose the device.
+    life_ = guard ? Life::closing : Life::closed;
+    farewell_ = std::move(guard);
+    if (life_ == Life::closed) return;
   }
+  Worker::post(shared_from_this());
 }
 
 // Every run of mappings, whosever memory it is, in one unmap call each. When a run cannot be
