@@ -107,14 +107,13 @@ def matrix(devices: list[rm.Device]) -> bool:
 
 
 def pool_copies(a: rm.Device, b: rm.Device, sizes: list[int], check: list[Kernels]) -> list[Row]:
-    """Ordinary buffers, before and after peer access is switched on."""
+    """Ordinary buffers, with peer access switched on both ways."""
     rows = []
     largest = sizes[-1]
     with rm.DeviceBuffer(largest, device=a) as src, rm.DeviceBuffer(largest, device=b) as dst:
         a.default_stream.synchronize()
         b.default_stream.synchronize()
         check[0].write(src.ptr, largest, 1)
-        rows += attempt(lambda: copies("copy, access off", b, a, dst.ptr, src.ptr, sizes[0]))
         for one, other in ((a, b), (b, a)):
             rm.enable_peer_access(one, other)
         for nbytes in sizes:
@@ -153,6 +152,27 @@ def virtual_memory(a: rm.Device, b: rm.Device, nbytes: int, check: list[Kernels]
     memory.close()
     addresses.close()
     print("kernels of both devices wrote and read the memory of each other: right")
+    return rows
+
+
+def without_access(a: rm.Device, b: rm.Device, nbytes: int, check: list[Kernels]) -> list[Row]:
+    """Copies between memory that only its own device may access: the driver finds a way."""
+    rows = []
+    for one, other in ((a, b), (b, a)):
+        rm.disable_peer_access(one, other)
+    with rm.DeviceBuffer(nbytes, device=a) as src, rm.DeviceBuffer(nbytes, device=b) as dst:
+        a.default_stream.synchronize()
+        b.default_stream.synchronize()
+        check[0].write(src.ptr, nbytes, 31)
+        rows += copies("copy, access off", b, a, dst.ptr, src.ptr, nbytes)
+        assert check[1].wrong(dst.ptr, nbytes, 31) == 0
+    with (
+        GrowableBuffer(nbytes, device=a, shape=nbytes) as mine,
+        GrowableBuffer(nbytes, device=b, shape=nbytes) as theirs,
+    ):
+        check[0].write(mine.ptr, nbytes, 32)
+        rows += copies("copy, virtual, no access", b, a, theirs.ptr, mine.ptr, nbytes)
+        assert check[1].wrong(theirs.ptr, nbytes, 32) == 0
     return rows
 
 
@@ -232,6 +252,8 @@ def measure(a: rm.Device, b: rm.Device) -> list[Row]:
     rows += attempt(lambda: virtual_memory(a, b, sizes[1], check))
     rows += attempt(lambda: another_process(a, b, sizes[1], check))
     rows += attempt(lambda: staged(a, b, sizes[1] // 4, check))
+    # Last: should the driver fault, the context is lost.
+    rows += attempt(lambda: without_access(a, b, sizes[0], check))
     return rows
 
 
