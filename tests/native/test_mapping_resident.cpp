@@ -136,6 +136,22 @@ TEST(free_neighbours_become_one_block) {
   tag->close();
 }
 
+TEST(a_tag_that_nobody_closed_does_not_unmap_what_work_uses) {
+  HostConfig config;
+  config.capacity = 16 * mebibyte;
+  config.granularity = page;
+  config.latency_s = 0.05;
+  const DriverRef driver = make_host_driver(config);
+  {
+    auto tag = Resident::create(driver, ResidentOptions{"left", Backup::discard, PhysicalProps{}, 0,
+                                                        4 * page, ArenaSizes{page, 4 * page}});
+    const Block block = tag->allocate(page, default_stream);
+    CHECK_OK(driver->fill_async(0, block.ptr, 1, 1, page, default_stream));
+    CHECK_OK(tag->deallocate(block, default_stream));
+  }
+  CHECK_OK(driver->stream_synchronize(0, default_stream));  // the fill found its page
+}
+
 TEST(threads_may_allocate_while_another_sleeps_and_wakes) {
   World world;
   auto tag = resident(world);

@@ -104,8 +104,18 @@ def recycling(device):
     set_recycle_limit(1 << 20)
     try:
         for _ in range(2):
-            growable(device)
-            sparse(device)
+            buffer = GrowableBuffer(
+                8 * PAGE, device=device, max_handle_nbytes=PAGE, shareable=False
+            )
+
+            def body(buffer=buffer):
+                buffer.resize(3 * PAGE)
+                assert not buffer.view().to_numpy().any()
+                buffer.fill(1)
+                buffer.resize(0)
+                buffer.settle()
+
+            run_and_close(buffer, body)
     finally:
         set_recycle_limit(0)
 

@@ -98,7 +98,9 @@ std::size_t BackupArena::nbytes() const {
 // Touches and registers one piece, which is unmapped when that fails.
 Status BackupArena::add_piece(unsigned char* base) noexcept {
   touch(base, sizes_.piece_nbytes);
-  Status status = driver_->host_register(device_, base, sizes_.piece_nbytes, HostFlags{});
+  HostFlags flags;
+  flags.portable = false;  // only this device copies to and from it
+  Status status = driver_->host_register(device_, base, sizes_.piece_nbytes, flags);
   if (!ok(status)) {
     munmap(base, sizes_.piece_nbytes);
     return status;

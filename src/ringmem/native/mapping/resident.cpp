@@ -6,6 +6,7 @@
 #include "mapping/limits.hpp"
 #include "mapping/plan.hpp"
 #include "mapping/recycler.hpp"
+#include "mapping/worker.hpp"
 
 namespace ringmem::mapping {
 namespace {
@@ -54,8 +55,12 @@ Resident::Resident(RangeRef range, ResidentOptions options)
 }
 
 Resident::~Resident() {
-  if (process_.inherited()) return;
-  unmap_from(0);
+  if (process_.inherited() || Worker::finished()) return;
+  // Nobody closed it. What freed blocks are still used by stays mapped for good: a destructor
+  // cannot wait, and unmapping what work uses would lose the device.
+  const bool in_use = std::any_of(pending_.begin(), pending_.end(),
+                                  [](const Pending& pending) { return !pending.guard->done(); });
+  if (!in_use) unmap_from(0);
   drop_handles(0);
   if (!slots_.empty()) arena_->give_back(slots_);
   for (const StreamHandle stream : streams_) {
