@@ -73,6 +73,8 @@ class SharedRingMemory:
 class CpuBackend:
     """Runs the loop in native threads of this process (:class:`ringmem.ring.backend.Backend`)."""
 
+    in_order = True
+
     def __init__(self) -> None:
         self._native: Any = None
         self._failure: BaseException | None = None

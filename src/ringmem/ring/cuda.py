@@ -68,6 +68,8 @@ class CudaBackend:
         while a kernel runs.
     """
 
+    in_order = False  # the workers take chunks of messages side by side
+
     def __init__(self, device: Device) -> None:
         _check_device(device)
         self.device = device

@@ -54,6 +54,7 @@ class IsolatedBackend:
         self._pipe: Connection | None = None
         self._memory: SharedRingMemory | None = None
         self._killed = False
+        self.in_order = device.platform == "cpu"
 
     def allocate(self, nbytes: int) -> SharedRingMemory:
         """Memory that the child maps too."""

@@ -159,7 +159,7 @@ class RingKernel(StateAccess):
             self._memory = self._backend.allocate(plan.nbytes * self.spec.rings)
             undo.callback(self._memory.close)
             self._pairs = make_pairs(self.spec, dead_letters, self._memory, plan)
-            self._attach(full, spin_us, _weak_check(self))
+            self._attach(full, spin_us, _weak_check(self), self._backend.in_order)
             undo.pop_all()
         self._state = KernelState.NEW
         _live.add(self)

@@ -28,8 +28,12 @@ class CpuLoop {
   Order look_at_control(u64 now) noexcept;
   bool drained() noexcept;
   u64 handle_ready() noexcept;
+  void take_over() noexcept;
+  bool take_one() noexcept;
   bool has_room() noexcept;
-  i32 call(const Line* from, Line* to) noexcept;
+  i32 call(const Line* from, void* reply) noexcept;
+  void flush_staged() noexcept;
+  void account(u64 done, u64 seen_ns) noexcept;
   void write_dead_letter(i32 status) noexcept;
   void set_paused(bool paused) noexcept;
   void publish(u64 now, bool always) noexcept;
@@ -45,6 +49,12 @@ class CpuLoop {
   u64 deadline_ns_;
 
   std::vector<Line> message_, reply_;  // contiguous copies, in lines for their alignment
+  // Replies to the messages just below `next_` that wait to be streamed; only where the handler is
+  // so fast that nobody notices.
+  std::vector<Line> staged_;
+  u64 run_ = 0;         // slots that `staged_` has room for; 0: never
+  u64 staged_slots_ = 0;
+  bool staging_ = false;
   u64 next_ = 0;         // message to handle
   u64 output_head_ = 0;  // of the host, as last seen
   u64 dead_tail_ = 0;
