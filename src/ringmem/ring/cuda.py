@@ -161,6 +161,13 @@ class CudaBackend:
             raise InvalidValueError("the backend is not prepared: call prepare() first")
         return self._spec, self._kernel
 
+    @property
+    def multiprocessors(self) -> float:
+        """How many multiprocessors the kernel takes while it runs, as parts of whole ones."""
+        spec, kernel = self._prepared()
+        count = self.device.capabilities.multiprocessor_count
+        return spec.rings * kernel.settings.blocks / kernel.resident_blocks * count
+
     # --- running ---------------------------------------------------------------------------------
     def start(self, pairs: Sequence[PairAddresses]) -> None:
         """Launch on the backend's own non-blocking stream; returns when submitted.
