@@ -84,6 +84,10 @@ class CpuBackend:
         """Memory for rings and control blocks."""
         return SharedRingMemory.create(nbytes)
 
+    def adopt(self, native: Any) -> SharedRingMemory:
+        """Return shared memory of another process as memory of this backend; keep what comes."""
+        return SharedRingMemory(native)
+
     def prepare(self, handler: Any, spec: KernelSpec) -> None:
         """Make a C function of the handler."""
         self._spec = spec

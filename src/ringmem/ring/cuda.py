@@ -28,7 +28,7 @@ from ringmem.ring import cuda_build, handlers
 from ringmem.ring.backend import KernelSpec, PairAddresses
 from ringmem.ring.cuda_launch import LoadedKernel, load_kernel, residency, shared_limit_nbytes
 
-__all__ = ["CudaBackend", "CudaRingMemory"]
+__all__ = ["CudaBackend", "CudaRingMemory", "RegisteredRingMemory"]
 
 _KERNEL_RING = dtype_of("KernelRing")
 _BLOCK_SCRATCH = dtype_of("BlockScratch")
@@ -53,6 +53,43 @@ class CudaRingMemory:
         """Nothing to do: the pages go, by way of the reaper, when the last view of them is gone."""
 
 
+class RegisteredRingMemory:
+    """Shared memory of several processes that this one registers with the driver.
+
+    It stays registered until the process ends: unregistering would wait for the kernel.
+
+    Parameters
+    ----------
+    device : Device
+        Whose kernel is to read and write it.
+    native : object
+        With ``ptr`` and ``nbytes``, whole pages; kept alive.
+
+    Raises
+    ------
+    NotSupportedError
+        The device cannot register memory.
+    DriverError
+        The driver refused.
+    """
+
+    def __init__(self, device: Device, native: Any) -> None:
+        if not device.capabilities.host_register:
+            raise NotSupportedError(
+                f"{device.name} cannot register shared memory, which isolated=True needs; run your "
+                "own program in a child instead"
+            )
+        self._native = native
+        self.ptr = int(native.ptr)
+        self.nbytes = int(native.nbytes)
+        driver, ordinal = device.driver, device.ordinal
+        driver.host_register(ordinal, self.ptr, self.nbytes, portable=True, mapped=True)
+        self.device_ptr = int(driver.host_device_pointer(ordinal, self.ptr))
+
+    def close(self) -> None:
+        """Nothing to do: see above."""
+
+
 class CudaBackend:
     """Where a ring kernel runs on a CUDA device; see :class:`ringmem.ring.backend.Backend`.
 
@@ -75,7 +112,7 @@ class CudaBackend:
         self.device = device
         self._stream = device.create_stream()
         self._copies = device.create_stream()
-        self._memories: list[weakref.ref[CudaRingMemory]] = []
+        self._memories: list[weakref.ref[CudaRingMemory | RegisteredRingMemory]] = []
         self._spec: KernelSpec | None = None
         self._kernel: LoadedKernel | None = None
         self._arena: DeviceBuffer | None = None
@@ -90,9 +127,19 @@ class CudaBackend:
         if nbytes < 1:
             raise InvalidValueError(f"nbytes={nbytes} must be at least 1")
         memory = CudaRingMemory(self.device, -(-nbytes // _PAGE) * _PAGE)
+        self._keep(memory)
+        return memory
+
+    def adopt(self, native: Any) -> RegisteredRingMemory:
+        """Return shared memory of another process as memory of this backend; keep what comes."""
+        self._check_open()
+        memory = RegisteredRingMemory(self.device, native)
+        self._keep(memory)
+        return memory
+
+    def _keep(self, memory: CudaRingMemory | RegisteredRingMemory) -> None:
         self._memories = [ref for ref in self._memories if ref() is not None]
         self._memories.append(weakref.ref(memory))
-        return memory
 
     def _device_address(self, name: str, ptr: int) -> int:
         for ref in self._memories:

@@ -80,7 +80,8 @@ class RingKernel(StateAccess):
         How many of them are kept for each ring, a power of two; more are counted as dropped.
     isolated : bool, default False
         Run in a child process, which ``terminate(force=True)`` can end even if the handler never
-        returns. A few tenths of a second to start.
+        returns. It starts in a few tenths of a second on the CPU, in some seconds on CUDA, where
+        the context is the child's.
     parallel : {None, "warp", "block"}
         Who shares a message: the handler then takes ``(message, reply, state, lane, lanes)``.
     initial_state : array-like, optional
