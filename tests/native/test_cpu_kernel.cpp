@@ -150,6 +150,29 @@ TEST(a_loop_that_takes_over_answers_nothing_twice) {
   CHECK(kernel.join(10s));
 }
 
+TEST(a_handler_that_writes_beside_its_state_is_ended) {
+  for (const std::ptrdiff_t at : {-1, 8, 40}) {
+    Pair pair(16);
+    static std::ptrdiff_t place;
+    place = at;
+    CpuHandler wild;
+    wild.plain = [](const void*, void*, void* state) -> i32 {
+      static_cast<std::byte*>(state)[place] = std::byte{1};
+      return 0;
+    };
+    CpuKernel kernel(wild, 1, 8);
+    for (int round = 0; round < 2; ++round) {
+      reset(pair.pair, 0);
+      kernel.start({pair.pair}, 0);
+      Producer producer(pair.view(pair.pair.input));
+      send_number(producer, 1);
+      CHECK(terminated(pair));
+      CHECK_EQ(load(pair.pair.control->end_reason), 5u);
+      CHECK(kernel.join(10s));
+    }
+  }
+}
+
 TEST(state_belongs_to_the_host_while_paused) {
   Pair pair(16);
   CpuKernel kernel(counting(), 1, 8);

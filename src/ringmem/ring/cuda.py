@@ -20,6 +20,7 @@ from ringmem.native.errors import (
     ClosedError,
     DriverError,
     InvalidValueError,
+    KernelFailedError,
     NotSupportedError,
     TimeoutError,  # noqa: A004 - the field's word
 )
@@ -34,6 +35,7 @@ _KERNEL_RING = dtype_of("KernelRing")
 _BLOCK_SCRATCH = dtype_of("BlockScratch")
 _STATE_ALIGNMENT = 256  # states of two rings share no line of any cache
 _PAGE = 4096
+_GUARD_NBYTES, _GUARD = 64, 0xA5  # at least so much behind each state, and what is in it
 
 
 class CudaRingMemory:
@@ -116,7 +118,7 @@ class CudaBackend:
         self._spec: KernelSpec | None = None
         self._kernel: LoadedKernel | None = None
         self._arena: DeviceBuffer | None = None
-        self._failure: DriverError | None = None
+        self._failure: DriverError | KernelFailedError | None = None
         self._started = False
         self._closed = False
 
@@ -179,10 +181,10 @@ class CudaBackend:
         arena = DeviceBuffer(self._layout()[-1], device=self.device, stream=self._stream)
         try:
             self._copy(arena.ptr, np.zeros(arena.nbytes, np.uint8), to_device=True)
+            self._arena = arena
         except BaseException:
             arena.close()
             raise
-        self._arena = arena
 
     def _shared_limit(self) -> int:
         with cuda_build.needs_toolchain():
@@ -200,8 +202,31 @@ class CudaBackend:
 
     def _state_stride(self) -> int:
         state = self._prepared()[0].state
-        nbytes = 0 if state is None else state.itemsize
+        nbytes = 0 if state is None else state.itemsize + _GUARD_NBYTES
         return -(-nbytes // _STATE_ALIGNMENT) * _STATE_ALIGNMENT
+
+    def _write_guards(self) -> None:
+        """Fill what lies behind each state, which no handler may write."""
+        spec, _ = self._prepared()
+        for ring in range(spec.rings if spec.state is not None else 0):
+            state, ptr = self._state(ring)
+            guard = np.full(self._state_stride() - state.itemsize, _GUARD, np.uint8)
+            self._copy(ptr + state.itemsize, guard, to_device=True)
+
+    def _check_guards(self) -> None:
+        """After the end: a handler that wrote behind its state is a failure."""
+        spec, _ = self._prepared()
+        for ring in range(spec.rings if spec.state is not None else 0):
+            state, ptr = self._state(ring)
+            guard = np.empty(self._state_stride() - state.itemsize, np.uint8)
+            self._copy(ptr + state.itemsize, guard, to_device=False)
+            if (guard != _GUARD).any():
+                self._failure = KernelFailedError(
+                    f"the handler of ring {ring} wrote outside its state: what lies there is "
+                    "damaged, and so may be the state; check its indices",
+                    "faulted",
+                )
+                return
 
     def _prepared(self) -> tuple[KernelSpec, LoadedKernel]:
         if self._spec is None or self._kernel is None:
@@ -230,7 +255,7 @@ class CudaBackend:
         """
         self._check_open()
         spec, kernel = self._prepared()
-        if self._failure is not None:
+        if isinstance(self._failure, DriverError):
             raise self._failure
         if self._started and not self.ended():
             raise InvalidValueError("the kernel is running: end and join it before it starts again")
@@ -242,7 +267,9 @@ class CudaBackend:
         for pair in pairs:
             _clear_kernel_fields(pair.control)
         residency.enter(self, kernel, spec.rings)
+        self._failure = None
         try:
+            self._write_guards()
             self._copy(arena.ptr, launches, to_device=True)
             self._copy(arena.ptr + self._layout()[0], scratch, to_device=True)
             kernel.launch(self._stream, spec.rings * kernel.settings.blocks, arena.ptr)
@@ -301,6 +328,7 @@ class CudaBackend:
         if self._started and self._failure is None:
             try:
                 self._stream.synchronize(timeout_s)
+                self._check_guards()
             except TimeoutError:
                 return False
             except DriverError as error:

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <limits>
@@ -31,7 +32,7 @@ RingView view_at(layout::RingHeader* header) {
 
 }  // namespace
 
-CpuLoop::CpuLoop(const KernelPair& pair, CpuHandler handler, std::byte* state,
+CpuLoop::CpuLoop(const KernelPair& pair, CpuHandler handler, State state,
                  const std::atomic<bool>& fault, u64 deadline_ns)
     : pair_(pair),
       input_(view_at(pair.input)),
@@ -137,7 +138,18 @@ u64 CpuLoop::handle_ready() noexcept {
   store(pair_.output->producer.tail, next_);
   store(pair_.input->consumer.head, next_);
   account(done, seen_ns);
+  if (!guards_hold()) reason_ = EndReason::faulted;
   return done;
+}
+
+bool CpuLoop::guards_hold() const noexcept {
+  static const auto whole = [] {
+    std::array<std::byte, guard_nbytes> bytes;
+    bytes.fill(static_cast<std::byte>(guard_byte));
+    return bytes;
+  }();
+  return std::memcmp(state_.data - guard_nbytes, whole.data(), guard_nbytes) == 0 &&
+         std::memcmp(state_.data + state_.nbytes, whole.data(), guard_nbytes) == 0;
 }
 
 // Answers message `next_`, if it is there and its answer has room.
@@ -214,7 +226,7 @@ i32 CpuLoop::call(const Line* from, void* reply) noexcept {
   } else {
     std::memset(reply, 0, out.message_nbytes);
   }
-  return handler_(message, reply, state_);
+  return handler_(message, reply, state_.data);
 }
 
 // With the message as it was sent: the handler may have changed its copy.

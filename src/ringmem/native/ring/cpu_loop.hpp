@@ -11,10 +11,19 @@
 
 namespace ringmem::ring {
 
+// A ring's state, between guards that nobody may write: a handler that does is found out after its
+// batch, and ended.
+inline constexpr std::size_t guard_nbytes = 64;
+inline constexpr int guard_byte = 0xa5;
+struct State {
+  std::byte* data = nullptr;
+  std::size_t nbytes = 0;
+};
+
 class CpuLoop {
  public:
   // Takes up where an earlier loop over these rings stopped. Throws Corrupted for what is no ring.
-  CpuLoop(const KernelPair& pair, CpuHandler handler, std::byte* state,
+  CpuLoop(const KernelPair& pair, CpuHandler handler, State state,
           const std::atomic<bool>& fault, u64 deadline_ns);
 
   // Until it is told to leave. The last thing it stores anywhere is has_terminated.
@@ -31,6 +40,7 @@ class CpuLoop {
   void take_over() noexcept;
   bool take_one() noexcept;
   bool has_room() noexcept;
+  bool guards_hold() const noexcept;
   i32 call(const Line* from, void* reply) noexcept;
   void flush_staged() noexcept;
   void account(u64 done, u64 seen_ns) noexcept;
@@ -44,7 +54,7 @@ class CpuLoop {
   Slots input_, output_, dead_letter_;
   CpuHandler handler_;
   IdlePolicy idle_;
-  std::byte* state_;
+  State state_;
   const std::atomic<bool>* fault_;
   u64 deadline_ns_;
 
