@@ -45,6 +45,32 @@ def test_a_write_outside_the_state_fails_the_kernel_and_says_so(name: str) -> No
         kernel.drain(10)
 
 
+def test_without_numba_fields_may_have_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = np.dtype([("size", "i8")])
+    record = np.dtype([("sum", "i8"), ("item", "f8", (2,)), ("inner", inner)])
+
+    def handler(message, reply, state):
+        state.sum += message.sum
+        reply.sum = state.sum
+        reply.item[:] = message.item * 2
+        reply.inner.size = message["inner"].size + 1
+        if message.sum < 0:
+            reply.nothing = 1
+        return 0
+
+    plain = SimpleNamespace(address=None, python=handler)
+    monkeypatch.setattr("ringmem.ring.cpu._compile", lambda handler, spec: plain)
+    with RingKernel(handler, message=record, state=record, device="cpu") as kernel:
+        message = np.zeros(1, record)
+        message["sum"], message["item"], message["inner"]["size"] = 5, 1.5, 8
+        kernel.call(message)
+        reply = kernel.call(message)
+        assert (reply["sum"], reply["item"].tolist(), reply["inner"]["size"]) == (10, [3, 3], 9)
+        message["sum"] = -1
+        with pytest.raises(KernelFailedError, match="no field 'nothing'"):
+            kernel.call(message)
+
+
 def test_a_device_without_cooperative_launch_is_refused() -> None:
     device = SimpleNamespace(
         platform="cuda", name="cuda:7", capabilities=SimpleNamespace(cooperative_launch=False)
