@@ -67,7 +67,7 @@ def test_without_numba_fields_may_have_any_name(monkeypatch: pytest.MonkeyPatch)
         reply = kernel.call(message)
         assert (reply["sum"], reply["item"].tolist(), reply["inner"]["size"]) == (10, [3, 3], 9)
         message["sum"] = -1
-        with pytest.raises(KernelFailedError, match="no field 'nothing'"):
+        with pytest.raises(KernelFailedError, match="no field.*nothing"):
             kernel.call(message)
 
 

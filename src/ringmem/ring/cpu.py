@@ -183,37 +183,6 @@ class CpuBackend:
         return _address(c_function)
 
 
-class _Fields:
-    """A record in place, whose fields are attributes, whatever their names.
-
-    numpy.record would rather show its own ``sum`` or ``size`` than a field of that name.
-    """
-
-    __slots__ = ("_record",)
-
-    def __init__(self, record: Any) -> None:
-        object.__setattr__(self, "_record", record)
-
-    def __getitem__(self, name: Any) -> Any:
-        value = self._record[name]
-        return _Fields(value) if isinstance(value, np.void) and value.dtype.names else value
-
-    def __setitem__(self, name: Any, value: Any) -> None:
-        self._record[name] = value
-
-    def __getattr__(self, name: str) -> Any:
-        self._require(name)
-        return self[name]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._require(name)
-        self[name] = value
-
-    def _require(self, name: str) -> None:
-        if name not in self._record.dtype.names:
-            raise AttributeError(f"no field {name!r} in {self._record.dtype}")
-
-
 def _address(c_function: Any) -> int:
     return ctypes.cast(c_function, ctypes.c_void_p).value or 0
 
