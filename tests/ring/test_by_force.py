@@ -143,6 +143,7 @@ def test_force_ends_a_handler_that_never_returns(name: str) -> None:
     answers(name)
 
 
+@pytest.mark.timeout(300)
 def test_a_killed_kernel_costs_an_error_and_no_wrong_reply(name: str) -> None:
     chooser = random.Random(7)
     for _ in range(ROUNDS):
@@ -168,6 +169,7 @@ def test_a_killed_kernel_costs_an_error_and_no_wrong_reply(name: str) -> None:
     answers(name)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["isolated", "own"])
 def test_a_killed_host_leaves_no_kernel(
     name: str, how: str, started: list[subprocess.Popen[str]]
