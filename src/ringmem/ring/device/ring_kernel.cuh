@@ -243,12 +243,14 @@ struct Poller {
         return 0;
       }
       if constexpr (scouts > 0) {
-        if (take_find(index, memory, block, worker)) {
-          idle = 0;
-          at_once = 0;
-          return message_lines;
+        if (idle <= idle_looks) {  // after that they rest as well
+          if (take_find(index, memory, block, worker)) {
+            idle = 0;
+            at_once = 0;
+            return message_lines;
+          }
+          idle += 7;  // as long as so many looks
         }
-        idle += 7;  // as long as so many looks
       }
       rest();
     }
