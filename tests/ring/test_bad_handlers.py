@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ringmem import KernelFailedError, NotSupportedError, RingKernel, devices
-from ringmem.ring.cuda import CudaBackend, RegisteredRingMemory
+from ringmem.ring.cuda import CudaBackend
+from ringmem.ring.cuda_memory import RegisteredRingMemory
 
 INDEX = np.dtype([("at", "i8"), ("value", "u8")])
 TABLE = np.dtype([("values", "u8", (4,))])
