@@ -1,4 +1,4 @@
-"""Memory of a CUDA ring kernel's rings: pinned by this process, or shared and registered with it."""
+"""Memory of a CUDA ring kernel: pinned by this process, or shared and registered with the driver."""
 
 from __future__ import annotations
 
