@@ -1,4 +1,4 @@
-"""Memory of a CUDA ring kernel: pinned by this process, or shared and registered with the driver."""
+"""Memory of a CUDA ring kernel: pinned by this process, or shared and registered by it."""
 
 from __future__ import annotations
 
