@@ -35,6 +35,12 @@ def test_json_has_every_figure(result: dict) -> None:
     assert result["wrong_words"] == 0
     assert result["verified_messages"] > 2000 * 4 * 3
     assert result["all_rings"]["rings"] == 2
+    assert min(result["in_place_messages_per_second"]["56"].values()) > 0
+    handler = result["python_handler"]
+    assert handler["ratio"] > 0.1
+    assert 0 < handler["first_reply_cached_s"] < 10
+    assert 0 < handler["first_reply_s"] < 30
+    assert 0 <= result["idle_core_share"] < 1
     assert set(result["asyncio"]) == {"1", "1000"}
     assert result["compared"]["multiprocessing.Queue"]["rtt_us_p50"] > 0
 

@@ -6,10 +6,17 @@
  *   INDEX     values of an index before it overflows: a multiple of 2 * CAPACITY
  *   HOST      the producer stores line by line, payload before sequence (release), and may die
  *   DEVICE    the producer stores whole lines in any order, as the warps of a kernel do
+ *   STREAM    the producer streams a batch past its caches: every part of every line in any order,
+ *             but the first slot, which comes last, behind a fence; and may die
  *
  * The payload of every line is the index of its message, so a stale, lost, repeated or torn message
  * shows. Indices run for ever, modulo INDEX: the check has no bound on the number of messages.
  */
+#ifdef STREAM
+#define STEP count
+#else
+#define STEP 1
+#endif
 #define LAPS (INDEX / CAPACITY)
 #define SEQUENCE(i) (((i) / CAPACITY + 1) % LAPS)
 #define BEFORE(i) (((i) / CAPACITY) % LAPS)
@@ -46,6 +53,25 @@ recover:
      od
   :: else
   fi;
+#ifdef STREAM
+  count = 0;  /* take back what a dead producer streamed behind a slot that is not ready */
+  do
+  :: count == CAPACITY - DISTANCE(my_tail, my_head) -> break
+  :: else ->
+     line = 0;
+     do
+     :: line == LINES -> break
+     :: line < LINES ->
+        slot = (my_tail + count) % INDEX;
+        if
+        :: sequence[LINE(slot, line)] == SEQUENCE(slot) -> sequence[LINE(slot, line)] = BEFORE(slot)
+        :: else
+        fi;
+        line++
+     od;
+     count++
+  od;
+#endif
   tail = my_tail;
 
   do
@@ -76,7 +102,37 @@ recover:
      od;
      my_tail = (my_tail + count) % INDEX;
 #else
+#ifdef STREAM
+     written = 0;  /* two bits for each line of the batch: payload and sequence */
+     do
+     :: (written >> (2 * LINES)) == (1 << (2 * LINES * (count - 1))) - 1 -> break
+     :: else ->
+        if
+        :: skip
+        :: goto attach  /* killed here */
+        fi;
+        select(slot : 1 .. (count - 1));
+        select(line : 0 .. (2 * LINES - 1));
+        skip;
+        d_step {
+          if
+          :: (written >> (slot * 2 * LINES + line)) & 1
+          :: else ->
+             written = written | (1 << (slot * 2 * LINES + line));
+             if
+             :: line < LINES ->
+                payload[LINE((my_tail + slot) % INDEX, line)] = (my_tail + slot) % INDEX
+             :: else ->
+                sequence[LINE((my_tail + slot) % INDEX, line - LINES)] =
+                  SEQUENCE((my_tail + slot) % INDEX)
+             fi
+          fi
+        }
+     od;
+     slot = count - 1;  /* the fence: only the first slot is left */
+#else
      slot = 0;
+#endif
      do
      :: slot == count -> break
      :: slot < count ->
@@ -91,7 +147,7 @@ recover:
            fi;
            line++
         od;
-        my_tail = (my_tail + 1) % INDEX;
+        my_tail = (my_tail + STEP) % INDEX;
         slot++
      od;
      if

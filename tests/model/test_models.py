@@ -48,6 +48,9 @@ RINGS = [
     {"HOST": None, "CAPACITY": 2, "LINES": 2, "INDEX": 4},
     {"HOST": None, "CAPACITY": 2, "LINES": 2, "INDEX": 8},
     {"HOST": None, "CAPACITY": 4, "LINES": 1, "INDEX": 8},
+    {"STREAM": None, "CAPACITY": 2, "LINES": 1, "INDEX": 4},
+    {"STREAM": None, "CAPACITY": 2, "LINES": 2, "INDEX": 4},
+    {"STREAM": None, "CAPACITY": 4, "LINES": 1, "INDEX": 8},
     {"DEVICE": None, "CAPACITY": 1, "LINES": 2, "INDEX": 2},
     {"DEVICE": None, "CAPACITY": 2, "LINES": 2, "INDEX": 4},
     {"DEVICE": None, "CAPACITY": 4, "LINES": 1, "INDEX": 8},
@@ -104,8 +107,21 @@ BROKEN = {
         ":: !whole && ended && ready == my_head -> break",
         ":: !whole && closed && ready == my_head -> break",
     ),
+    "first slot without a fence": (
+        "ring.pml",
+        ":: (written >> (2 * LINES)) == (1 << (2 * LINES * (count - 1))) - 1 -> break",
+        ":: count == 1 || written != 0 -> break",
+    ),
+    "nothing taken back": (
+        "ring.pml",
+        "sequence[LINE(slot, line)] = BEFORE(slot)",
+        "skip",
+    ),
     "drain read after the ring": ("kernel.pml", ":: taken == sent && drain", ":: should_drain"),
 }
+
+
+STREAMED = ("first slot without a fence", "nothing taken back")
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -113,11 +129,11 @@ def test_a_broken_protocol_is_seen(name, tmp_path):
     model, whole, broken = BROKEN[name]
     source = (MODELS / model).read_text()
     assert source.count(whole) == 1
-    constants = (
-        {"CAPACITY": 2, "MESSAGES": 4}
-        if model == "kernel.pml"
-        else {"HOST": None, "CAPACITY": 2, "LINES": 2, "INDEX": 4}
-    )
+    constants: dict[str, int | None] = {"HOST": None, "CAPACITY": 2, "LINES": 2, "INDEX": 4}
+    if model == "kernel.pml":
+        constants = {"CAPACITY": 2, "MESSAGES": 4}
+    elif name in STREAMED:
+        constants = {"STREAM": None, "CAPACITY": 2, "LINES": 1, "INDEX": 4}
     errors, _, report = search(source.replace(whole, broken), tmp_path, **constants)
     assert errors > 0, report
 

@@ -107,6 +107,72 @@ TEST(every_word_of_every_reply_is_right) {
   }
 }
 
+TEST(batches_by_copy_come_back_right) {
+  for (const u64 capacity : {8, 64, 1024}) {
+    Pair pair(capacity);
+    CpuKernel kernel(echo(), 1, 0);
+    kernel.start({pair.pair}, 0);
+    Producer producer(pair.view(pair.pair.input));
+    producer.allow_streaming(true);
+    Consumer consumer(pair.view(pair.pair.output));
+    for (const u64 batch : {u64{1}, u64{7}, capacity / 2, capacity}) {
+      const EchoResult copies = measure_copies(producer, consumer, 20'000, batch);
+      CHECK(copies.complete);
+      CHECK_EQ(copies.wrong_words, 0u);
+    }
+    store(pair.pair.control->should_terminate, u32{1});
+    CHECK(kernel.join(10s));
+    CHECK_EQ(load(pair.pair.control->messages_processed), 80'000u);
+  }
+}
+
+// As a loop that was killed leaves them: answers without indices, and a run cut short.
+TEST(a_loop_that_takes_over_answers_nothing_twice) {
+  Pair pair(32);
+  Producer producer(pair.view(pair.pair.input));
+  for (u64 number = 0; number < 20; ++number) send_number(producer, number);
+  Consumer consumer(pair.view(pair.pair.output));
+  for (const u64 answered : {0, 1, 2, 5, 6, 7}) {
+    auto* slots = reinterpret_cast<Line*>(pair.pair.output + 1);
+    const u64 mark = 1000 + answered;
+    std::memcpy(slots[answered].payload, &mark, 8);
+    store_word(slots[answered], layout::line_word(1, 0));
+  }
+  CpuKernel kernel(counting(), 1, 8);
+  kernel.start({pair.pair}, 0);
+  std::array<u64, 7> reply{};
+  for (u64 i = 0; i < 20; ++i) {
+    CHECK(soon([&] { return consumer.receive(reinterpret_cast<std::byte*>(reply.data()), 1) == 1; }));
+    CHECK_EQ(reply[0], i < 3 ? 1000 + i : i - 2);
+  }
+  CHECK(soon([&] { return load(pair.pair.input->consumer.head) == 20; }));
+  store(pair.pair.control->should_terminate, u32{1});
+  CHECK(kernel.join(10s));
+}
+
+TEST(a_handler_that_writes_beside_its_state_is_ended) {
+  for (const std::ptrdiff_t at : {-1, 8, 40}) {
+    Pair pair(16);
+    static std::ptrdiff_t place;
+    place = at;
+    CpuHandler wild;
+    wild.plain = [](const void*, void*, void* state) -> i32 {
+      static_cast<std::byte*>(state)[place] = std::byte{1};
+      return 0;
+    };
+    CpuKernel kernel(wild, 1, 8);
+    for (int round = 0; round < 2; ++round) {
+      reset(pair.pair, 0);
+      kernel.start({pair.pair}, 0);
+      Producer producer(pair.view(pair.pair.input));
+      send_number(producer, 1);
+      CHECK(terminated(pair));
+      CHECK_EQ(load(pair.pair.control->end_reason), 5u);
+      CHECK(kernel.join(10s));
+    }
+  }
+}
+
 TEST(state_belongs_to_the_host_while_paused) {
   Pair pair(16);
   CpuKernel kernel(counting(), 1, 8);

@@ -57,9 +57,10 @@ std::vector<std::byte> messages(u64 first, u64 count, std::size_t nbytes) {
 
 // Random batches through one thread, against the plainest model: two counters.
 template <class Traits>
-void fifo_holds(u64 capacity, std::size_t nbytes, u64 total) {
+void fifo_holds(u64 capacity, std::size_t nbytes, u64 total, bool streaming = false) {
   RingMemory ring(capacity, nbytes);
   BasicProducer<Traits> producer(ring.view);
+  producer.allow_streaming(streaming);
   BasicConsumer<Traits> consumer(ring.view);
   std::mt19937_64 random(capacity * 31 + nbytes);
   u64 sent = 0, received = 0;
@@ -89,6 +90,7 @@ void fifo_holds(u64 capacity, std::size_t nbytes, u64 total) {
 TEST(messages_arrive_once_in_order_and_whole) {
   for (const std::size_t nbytes : {1, 8, 55, 56, 57, 112, 113, 240}) {
     for (const u64 capacity : {1, 2, 8, 64}) fifo_holds<Counters>(capacity, nbytes, 500);
+    for (const u64 capacity : {8, 64, 256}) fifo_holds<Counters>(capacity, nbytes, 2000, true);
   }
 }
 
@@ -96,6 +98,7 @@ TEST(counters_may_overflow) {
   for (const u64 capacity : {1, 2, 16, 64, 128}) {
     fifo_holds<ShortCounters<std::uint8_t>>(capacity, 56, 5000);  // 128 slots leave 1 bit of lap
     fifo_holds<ShortCounters<std::uint8_t>>(capacity, 112, 5000);
+    fifo_holds<ShortCounters<std::uint8_t>>(capacity, 56, 5000, true);
     fifo_holds<ShortCounters<std::uint16_t>>(capacity, 56, 200'000);
   }
 }
@@ -186,6 +189,35 @@ TEST(a_half_written_slot_of_a_killed_producer_is_written_again) {
   Consumer consumer(ring.view);
   CHECK_EQ(consumer.receive(out.data(), 1), 1u);
   CHECK(out == one);
+}
+
+// Of a run that is streamed the first slot is written last: until then nobody may see the others,
+// and whoever takes over from a producer that was killed on the way must not reveal them.
+TEST(a_streamed_run_that_was_cut_short_is_taken_back) {
+  for (const std::size_t nbytes : {56, 240}) {
+    RingMemory ring(16, nbytes);
+    const auto batch = messages(0, 16, nbytes);
+    {
+      Producer killed(ring.view);
+      killed.allow_streaming(true);
+      CHECK_EQ(killed.send(batch.data(), 3), 3u);
+      CHECK_EQ(killed.send(batch.data() + 3 * nbytes, 12), 12u);
+    }
+    for (u32 line = 0; line < ring.geometry.slot_lines; ++line) {
+      store_word(ring.view.slots[3 * ring.geometry.slot_lines + line], 0);
+    }
+    store(ring.view.producer->tail, u64{3});
+    Consumer consumer(ring.view);
+    CHECK_EQ(consumer.poll(16).size(), 3u);
+    Producer producer(ring.view);
+    CHECK_EQ(producer.tail(), 3u);
+    CHECK_EQ(producer.send(batch.data() + 3 * nbytes, 1), 1u);
+    CHECK_EQ(consumer.poll(16).size(), 4u);
+    CHECK(!consumer.corrupted());
+    std::vector<std::byte> out(4 * nbytes);
+    CHECK_EQ(consumer.receive(out.data(), 4), 4u);
+    CHECK(std::memcmp(out.data(), batch.data(), out.size()) == 0);
+  }
 }
 
 TEST(an_end_tells_a_peer_that_closed_from_one_that_is_yet_to_come) {
@@ -330,10 +362,11 @@ TEST(memory_that_may_shrink_is_refused) {
 namespace {
 
 // One thread sends, another receives, both with random batches and both ways of doing it.
-void two_threads(u64 capacity, std::size_t nbytes, u64 total) {
+void two_threads(u64 capacity, std::size_t nbytes, u64 total, bool streaming = false) {
   RingMemory ring(capacity, nbytes);
   std::thread sender([&] {
     Producer producer(ring.view);
+    producer.allow_streaming(streaming);
     std::mt19937_64 random(1);
     for (u64 sent = 0; sent < total;) {
       const u64 want = std::min(1 + random() % capacity, total - sent);
@@ -385,6 +418,8 @@ TEST(two_threads_lose_nothing) {
   two_threads(1, 56, 2'000);
   two_threads(4, 56, 20'000);
   two_threads(64, 240, 20'000);
+  two_threads(64, 56, 50'000, true);
+  two_threads(256, 240, 20'000, true);
 }
 
 TEST(a_wait_ends_at_its_deadline) {

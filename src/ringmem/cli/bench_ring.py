@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ringmem.cli.bench_ring_first import first_replies
 from ringmem.cli.bench_ring_peers import peers
 from ringmem.device import Device
 from ringmem.native import _native
 from ringmem.native.errors import InvalidValueError
-from ringmem.ring import NativeHandler, RingKernel
+from ringmem.ring import CudaSource, NativeHandler, RingKernel
 
 __all__ = ["BATCHES", "PAYLOADS", "run"]
 
@@ -28,6 +29,7 @@ PAYLOADS = (56, 112, 240)  # bytes: one, two and five lines
 BATCHES = (1, 8, 64, 512)
 _PYTHON_BATCH = 512
 _WARM = 2_000
+_COMPARED = 5  # runs of each handler
 _QUANTILES = {"min": 0.0, "p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 
 Progress = Callable[[str, int, int], object]
@@ -50,6 +52,13 @@ def _echo_30(message: Any, reply: Any, state: Any) -> int:
         reply.words[i] = message.words[i] * np.uint64(3) + np.uint64(i + 1)
     return 0
 
+
+_ECHO_SOURCE = """
+__device__ int echo(const unsigned long long* message, unsigned long long* reply, void*) {
+  for (int i = 0; i < %d; ++i) reply[i] = message[i] * 3 + (i + 1);
+  return 0;
+}
+"""
 
 _ECHOES = {7: _echo_7, 14: _echo_14, 30: _echo_30}
 
@@ -114,10 +123,15 @@ class _Bench:
         self.verified = 0
 
     @contextmanager
-    def _kernel(self, nbytes: int, python: bool = False, rings: int = 1) -> Iterator[RingKernel]:
+    def _kernel(
+        self, nbytes: int, python: bool = False, rings: int = 1, native: bool = False
+    ) -> Iterator[RingKernel]:
         words = nbytes // 8
-        native = self._device.platform == "cpu" and not python
-        handler = NativeHandler(_native.echo_handler(words)) if native else _ECHOES[words]
+        handler: Any = _ECHOES[words]
+        if self._device.platform == "cpu" and not python:
+            handler = NativeHandler(_native.echo_handler(words))
+        elif native:
+            handler = CudaSource(_ECHO_SOURCE % words, name="echo")
         message = np.dtype([("words", "u8", (words,))])
         with RingKernel(
             handler, message=message, device=self._device, rings=rings, stall_s=60.0
@@ -133,13 +147,19 @@ class _Bench:
         self.verified += count
         return np.frombuffer(raw, np.uint32) / 1000.0
 
-    def _stream(self, kernel: RingKernel, batch: int, ring: int = 0) -> float:
-        """Messages a second; the better of two runs."""
+    def _stream(
+        self, kernel: RingKernel, batch: int, ring: int = 0, in_place: bool = False
+    ) -> float:
+        """Messages a second by send() and receive(), or in the slots; the better of two runs."""
         pair = kernel._pairs[ring]
         best = 0.0
         for _ in range(2):
             seconds, wrong = _native.measure_stream(
-                pair.producer._native, pair.consumer._native, self._messages, batch
+                pair.producer._native,
+                pair.consumer._native,
+                self._messages,
+                batch,
+                in_place=in_place,
             )
             self.wrong_words += wrong
             self.verified += self._messages
@@ -159,10 +179,19 @@ class _Bench:
                 trips[str(nbytes)] = _quantiles(us)
                 if nbytes == PAYLOADS[0]:
                     histogram = _histogram(us)
+                    in_place = {
+                        str(batch): round(self._stream(kernel, batch, in_place=True))
+                        for batch in BATCHES
+                    }
                 rates[str(nbytes)] = {
                     str(batch): round(self._stream(kernel, batch)) for batch in BATCHES
                 }
-        return {"rtt_us": trips, "messages_per_second": rates, "histogram": histogram}
+        return {
+            "rtt_us": trips,
+            "messages_per_second": rates,
+            "in_place_messages_per_second": {str(PAYLOADS[0]): in_place},
+            "histogram": histogram,
+        }
 
     def python(self) -> dict[str, Any]:
         """One call, and batches, through Python."""
@@ -273,7 +302,11 @@ class _Bench:
             def feed(ring: int) -> tuple[float, int]:
                 pair = kernel._pairs[ring]
                 seconds, wrong = _native.measure_stream(
-                    pair.producer._native, pair.consumer._native, self._messages, 512
+                    pair.producer._native,
+                    pair.consumer._native,
+                    self._messages,
+                    512,
+                    in_place=False,
                 )
                 return float(seconds), int(wrong)
 
@@ -286,32 +319,35 @@ class _Bench:
         return {"all_rings": {"rings": self._rings, "messages_per_second": rate}}
 
     def handlers(self) -> dict[str, Any]:
-        """From `RingKernel(…)` to the first reply, and what a handler in Python costs."""
-        start = time.perf_counter()
-        with self._kernel(56, python=True) as kernel:
-            kernel.call(np.zeros(1, kernel.spec.message))
-            first = time.perf_counter() - start
-            rate = round(self._stream(kernel, 512))
-        start = time.perf_counter()
-        with self._kernel(56, python=True) as kernel:
-            kernel.call(np.zeros(1, kernel.spec.message))
-            again = time.perf_counter() - start
+        """What a handler in Python costs beside the same in native code, and the first replies."""
+        rates: dict[str, list[float]] = {"python": [], "native": []}
+        for _ in range(_COMPARED):  # in turn: what else the machine does meets both
+            for name, found in rates.items():
+                with self._kernel(56, python=name == "python", native=name == "native") as kernel:
+                    self._round_trips(kernel, _WARM)
+                    found.append(self._stream(kernel, _PYTHON_BATCH))
+        python, native = (float(np.median(found)) for found in rates.values())
         return {
             "python_handler": {
-                "first_reply_s": round(first, 4),
-                "first_reply_again_s": round(again, 4),
-                "messages_per_second": rate,
+                "messages_per_second": round(python),
+                "native_messages_per_second": round(native),
+                "ratio": round(python / native, 4),
+                **first_replies(self._device),
             }
         }
 
     def idle(self) -> dict[str, Any]:
-        """Processor time of this process while a kernel has nothing to do, as a share of a core."""
-        with self._kernel(56):
+        """What a kernel that has nothing to do takes: of a core, and of a multiprocessor."""
+        with self._kernel(56) as kernel:
+            taken = getattr(kernel._backend, "multiprocessors", None)
             time.sleep(1.2)  # past every back-off
             before, start = time.process_time(), time.perf_counter()
             time.sleep(1.0)
             share = (time.process_time() - before) / (time.perf_counter() - start)
-        return {"idle_core_share": round(share, 4)}
+        found: dict[str, Any] = {"idle_core_share": round(share, 4)}
+        if taken is not None:
+            found["multiprocessors"] = round(float(taken), 4)
+        return found
 
 
 def _histogram(us: npt.NDArray[np.float64]) -> dict[str, list[float]]:

@@ -34,6 +34,9 @@ def show(result: dict[str, Any]) -> None:
     for batch in batches:
         row = (result["messages_per_second"][nbytes][batch] for nbytes in sizes)
         rates.add_row(f"batches of {batch}, native", *(f"{rate / 1e6:.2f}" for rate in row))
+    for batch in batches:
+        rate = result["in_place_messages_per_second"][sizes[0]][batch]
+        rates.add_row(f"batches of {batch}, in the slots", f"{rate / 1e6:.2f}")
     python = result["python_batch"]
     rates.add_row(
         f"batches of {python['size']}, Python", f"{python['messages_per_second'] / 1e6:.2f}"
@@ -57,9 +60,15 @@ def show(result: dict[str, Any]) -> None:
     console.print(compared)
     handler = result["python_handler"]
     console.print(
-        f"Python handler: first reply after {handler['first_reply_s']} s, again "
-        f"{handler['first_reply_again_s']} s, {handler['messages_per_second'] / 1e6:.2f} M/s; "
+        f"Python handler: {handler['messages_per_second'] / 1e6:.2f} M/s beside "
+        f"{handler['native_messages_per_second'] / 1e6:.2f} of the same in native code "
+        f"({handler['ratio']:.1%}); first reply of a new process after {handler['first_reply_s']} "
+        f"s, {handler['first_reply_cached_s']} s from the cache"
+    )
+    taken = result.get("multiprocessors")
+    console.print(
         f"idle kernel: {result['idle_core_share']:.2%} of a core"
+        + (f", {taken:.2f} multiprocessors" if taken is not None else "")
     )
     for line in bars(result["histogram"]):
         console.print(line)

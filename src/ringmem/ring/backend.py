@@ -100,6 +100,13 @@ class Backend(Protocol):
     rounds of `start` and `join`, then `close`.
     """
 
+    @property
+    def in_order(self) -> bool:
+        """Whether the loop takes the messages of a ring one after the other.
+
+        Then the host may write batches past its caches, which gives up the order of the slots.
+        """
+
     def allocate(self, nbytes: int) -> RingMemory:
         """Memory for rings and control blocks."""
 

@@ -27,9 +27,9 @@ class Messaging:
     _pairs: tuple[Pair, ...]
     _caller: Any
 
-    def _attach(self, full: Full, spin_us: float, on_wait: Any) -> None:
+    def _attach(self, full: Full, spin_us: float, on_wait: Any, in_order: bool) -> None:
         for pair in self._pairs:
-            pair.attach(full, spin_us, on_wait)
+            pair.attach(full, spin_us, on_wait, in_order)
         self._caller = _native.make_caller(
             [pair.producer._native for pair in self._pairs],
             [pair.consumer._native for pair in self._pairs],

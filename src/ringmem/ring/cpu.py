@@ -73,6 +73,8 @@ class SharedRingMemory:
 class CpuBackend:
     """Runs the loop in native threads of this process (:class:`ringmem.ring.backend.Backend`)."""
 
+    in_order = True
+
     def __init__(self) -> None:
         self._native: Any = None
         self._failure: BaseException | None = None
@@ -81,6 +83,10 @@ class CpuBackend:
     def allocate(self, nbytes: int) -> SharedRingMemory:
         """Memory for rings and control blocks."""
         return SharedRingMemory.create(nbytes)
+
+    def adopt(self, native: Any) -> SharedRingMemory:
+        """Return shared memory of another process as memory of this backend; keep what comes."""
+        return SharedRingMemory(native)
 
     def prepare(self, handler: Any, spec: KernelSpec) -> None:
         """Make a C function of the handler."""

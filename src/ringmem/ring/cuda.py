@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringmem.buffers import DeviceBuffer, PinnedBuffer
+from ringmem.buffers import DeviceBuffer
 from ringmem.device import Device, MemoryVisibility
 from ringmem.native import _native
 from ringmem.native.errors import (
     ClosedError,
     DriverError,
     InvalidValueError,
+    KernelFailedError,
     NotSupportedError,
     TimeoutError,  # noqa: A004 - the field's word
 )
@@ -27,30 +28,15 @@ from ringmem.native.layouts import ControlBlock, dtype_of
 from ringmem.ring import cuda_build, handlers
 from ringmem.ring.backend import KernelSpec, PairAddresses
 from ringmem.ring.cuda_launch import LoadedKernel, load_kernel, residency, shared_limit_nbytes
+from ringmem.ring.cuda_memory import CudaRingMemory, RegisteredRingMemory
 
-__all__ = ["CudaBackend", "CudaRingMemory"]
+__all__ = ["CudaBackend"]
 
 _KERNEL_RING = dtype_of("KernelRing")
 _BLOCK_SCRATCH = dtype_of("BlockScratch")
 _STATE_ALIGNMENT = 256  # states of two rings share no line of any cache
 _PAGE = 4096
-
-
-class CudaRingMemory:
-    """Pinned memory that a kernel reads and writes through the link."""
-
-    def __init__(self, device: Device, nbytes: int) -> None:
-        # On the default stream, which outlives the backend's own.
-        self._buffer = PinnedBuffer(nbytes, device=device, stream=device.default_stream)
-        self.ptr = self._buffer.ptr
-        self.device_ptr = self._buffer.device_ptr
-        self.nbytes = nbytes
-        array = self._buffer.numpy()
-        array[...] = 0
-        del array
-
-    def close(self) -> None:
-        """Nothing to do: the pages go, by way of the reaper, when the last view of them is gone."""
+_GUARD_NBYTES, _GUARD = 64, 0xA5  # at least so much behind each state, and what is in it
 
 
 class CudaBackend:
@@ -68,16 +54,18 @@ class CudaBackend:
         while a kernel runs.
     """
 
+    in_order = False  # the workers take chunks of messages side by side
+
     def __init__(self, device: Device) -> None:
         _check_device(device)
         self.device = device
         self._stream = device.create_stream()
         self._copies = device.create_stream()
-        self._memories: list[weakref.ref[CudaRingMemory]] = []
+        self._memories: list[weakref.ref[CudaRingMemory | RegisteredRingMemory]] = []
         self._spec: KernelSpec | None = None
         self._kernel: LoadedKernel | None = None
         self._arena: DeviceBuffer | None = None
-        self._failure: DriverError | None = None
+        self._failure: DriverError | KernelFailedError | None = None
         self._started = False
         self._closed = False
 
@@ -88,9 +76,19 @@ class CudaBackend:
         if nbytes < 1:
             raise InvalidValueError(f"nbytes={nbytes} must be at least 1")
         memory = CudaRingMemory(self.device, -(-nbytes // _PAGE) * _PAGE)
+        self._keep(memory)
+        return memory
+
+    def adopt(self, native: Any) -> RegisteredRingMemory:
+        """Return shared memory of another process as memory of this backend; keep what comes."""
+        self._check_open()
+        memory = RegisteredRingMemory(self.device, native)
+        self._keep(memory)
+        return memory
+
+    def _keep(self, memory: CudaRingMemory | RegisteredRingMemory) -> None:
         self._memories = [ref for ref in self._memories if ref() is not None]
         self._memories.append(weakref.ref(memory))
-        return memory
 
     def _device_address(self, name: str, ptr: int) -> int:
         for ref in self._memories:
@@ -130,10 +128,10 @@ class CudaBackend:
         arena = DeviceBuffer(self._layout()[-1], device=self.device, stream=self._stream)
         try:
             self._copy(arena.ptr, np.zeros(arena.nbytes, np.uint8), to_device=True)
+            self._arena = arena
         except BaseException:
             arena.close()
             raise
-        self._arena = arena
 
     def _shared_limit(self) -> int:
         with cuda_build.needs_toolchain():
@@ -151,13 +149,43 @@ class CudaBackend:
 
     def _state_stride(self) -> int:
         state = self._prepared()[0].state
-        nbytes = 0 if state is None else state.itemsize
+        nbytes = 0 if state is None else state.itemsize + _GUARD_NBYTES
         return -(-nbytes // _STATE_ALIGNMENT) * _STATE_ALIGNMENT
+
+    def _write_guards(self) -> None:
+        """Fill what lies behind each state, which no handler may write."""
+        spec, _ = self._prepared()
+        for ring in range(spec.rings if spec.state is not None else 0):
+            state, ptr = self._state(ring)
+            guard = np.full(self._state_stride() - state.itemsize, _GUARD, np.uint8)
+            self._copy(ptr + state.itemsize, guard, to_device=True)
+
+    def _check_guards(self) -> None:
+        """After the end: a handler that wrote behind its state is a failure."""
+        spec, _ = self._prepared()
+        for ring in range(spec.rings if spec.state is not None else 0):
+            state, ptr = self._state(ring)
+            guard = np.empty(self._state_stride() - state.itemsize, np.uint8)
+            self._copy(ptr + state.itemsize, guard, to_device=False)
+            if (guard != _GUARD).any():
+                self._failure = KernelFailedError(
+                    f"the handler of ring {ring} wrote outside its state: what lies there is "
+                    "damaged, and so may be the state; check its indices",
+                    "faulted",
+                )
+                return
 
     def _prepared(self) -> tuple[KernelSpec, LoadedKernel]:
         if self._spec is None or self._kernel is None:
             raise InvalidValueError("the backend is not prepared: call prepare() first")
         return self._spec, self._kernel
+
+    @property
+    def multiprocessors(self) -> float:
+        """How many multiprocessors the kernel takes while it runs, as parts of whole ones."""
+        spec, kernel = self._prepared()
+        count = self.device.capabilities.multiprocessor_count
+        return spec.rings * kernel.settings.blocks / kernel.resident_blocks * count
 
     # --- running ---------------------------------------------------------------------------------
     def start(self, pairs: Sequence[PairAddresses]) -> None:
@@ -174,7 +202,7 @@ class CudaBackend:
         """
         self._check_open()
         spec, kernel = self._prepared()
-        if self._failure is not None:
+        if isinstance(self._failure, DriverError):
             raise self._failure
         if self._started and not self.ended():
             raise InvalidValueError("the kernel is running: end and join it before it starts again")
@@ -186,7 +214,9 @@ class CudaBackend:
         for pair in pairs:
             _clear_kernel_fields(pair.control)
         residency.enter(self, kernel, spec.rings)
+        self._failure = None
         try:
+            self._write_guards()
             self._copy(arena.ptr, launches, to_device=True)
             self._copy(arena.ptr + self._layout()[0], scratch, to_device=True)
             kernel.launch(self._stream, spec.rings * kernel.settings.blocks, arena.ptr)
@@ -245,6 +275,7 @@ class CudaBackend:
         if self._started and self._failure is None:
             try:
                 self._stream.synchronize(timeout_s)
+                self._check_guards()
             except TimeoutError:
                 return False
             except DriverError as error:

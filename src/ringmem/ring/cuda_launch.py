@@ -112,6 +112,7 @@ class LoadedKernel:
     def launch(self, stream: Stream, blocks: int, launches_ptr: int) -> None:
         """Launch cooperatively; `launches_ptr` is a device array of KernelRing, one a ring."""
         from cuda.core import LaunchConfig, launch
+        from cuda.core import Stream as CoreStream
 
         sizes = {
             "grid": blocks,
@@ -123,7 +124,8 @@ class LoadedKernel:
                 config = LaunchConfig(**sizes, is_cooperative=True)
             except TypeError:  # the name in cuda.core before 1.2
                 config = LaunchConfig(**sizes, cooperative_launch=True)
-            launch(stream, config, self._kernel, launches_ptr)
+            submitted_to = CoreStream.from_handle(stream.handle)  # ours to close, not its
+            launch(submitted_to, config, self._kernel, launches_ptr)
 
 
 def load_kernel(device: Device, cubin: bytes, settings: LoopSettings) -> LoadedKernel:

@@ -36,7 +36,11 @@ def why_ended(
                 "orphaned",
             )
         if reason == _FAULTED:
-            return KernelFailedError(f"the handler of ring {ring} failed", "faulted")
+            return KernelFailedError(
+                f"the handler of ring {ring} wrote outside its state: what lies there is damaged, "
+                "and so may be the state; check its indices",
+                "faulted",
+            )
     return None
 
 

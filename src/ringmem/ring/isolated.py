@@ -2,7 +2,8 @@
 need be, is all that a handler which never returns can cost.
 
 The parent keeps rings and control blocks, beats the heart, and asks the child over a pipe for what
-is not in them: compile, launch, state. No message passes through the pipe.
+is not in them: compile, launch, state. No message passes through the pipe. On CUDA the context is
+the child's, which registers the shared memory with its driver.
 """
 
 from __future__ import annotations
@@ -21,39 +22,33 @@ import numpy.typing as npt
 
 from ringmem.device import Device
 from ringmem.native import _native
-from ringmem.native.errors import InvalidValueError, KernelFailedError, NotSupportedError
+from ringmem.native.errors import InvalidValueError, KernelFailedError
 from ringmem.ring.backend import KernelSpec, PairAddresses
-from ringmem.ring.cpu import CpuBackend, SharedRingMemory
+from ringmem.ring.backends import backend_for
+from ringmem.ring.cpu import SharedRingMemory
 
 __all__ = ["IsolatedBackend"]
 
 _ANSWER_S = 60.0  # compiling a handler takes seconds
+_END_S = 30.0  # a driver takes some 0.3 s to clear away a kernel whose process was killed
 
 
 class IsolatedBackend:
-    """Runs a CPU backend in a child (:class:`ringmem.ring.backend.Backend`).
+    """Runs a device's backend in a child (:class:`ringmem.ring.backend.Backend`).
 
     Parameters
     ----------
     device : Device
-        A CPU device.
-
-    Raises
-    ------
-    NotSupportedError
-        The device is no CPU: pinned memory of one process cannot be the rings of another's kernel.
+        Where the kernel is to run; the child opens it by its name.
     """
 
     def __init__(self, device: Device) -> None:
-        if device.platform != "cpu":
-            raise NotSupportedError(
-                f"isolated=True is there for CPU devices, not for {device.name}: a GPU's rings are "
-                "pinned by the process that launches. Run your own program in a child instead"
-            )
+        self._device = device
         self._process: Any = None
         self._pipe: Connection | None = None
         self._memory: SharedRingMemory | None = None
         self._killed = False
+        self.in_order = device.platform == "cpu"
 
     def allocate(self, nbytes: int) -> SharedRingMemory:
         """Memory that the child maps too."""
@@ -64,7 +59,7 @@ class IsolatedBackend:
         self._memory = SharedRingMemory.create(nbytes)
         self._pipe.send(("map", ()))
         send_handle(self._pipe, self._memory.fd, self._process.pid)
-        self._answer("map")
+        self._memory.device_ptr = int(self._answer("map"))
         return self._memory
 
     def prepare(self, handler: Any, spec: KernelSpec) -> None:
@@ -79,7 +74,10 @@ class IsolatedBackend:
         context = multiprocessing.get_context("spawn")
         self._pipe, childs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(childs,), name="ringmem-kernel", daemon=True
+            target=_serve,
+            args=(childs, self._device.name),
+            name="ringmem-kernel",
+            daemon=True,
         )
         self._process.start()
         childs.close()
@@ -128,7 +126,7 @@ class IsolatedBackend:
         if self._process is not None and self._process.is_alive():
             self._killed = True
             self._process.kill()
-            self._process.join()
+            self._process.join(_END_S)
 
     def close(self) -> None:
         """End the child. Idempotent."""
@@ -140,7 +138,7 @@ class IsolatedBackend:
             process.join(2.0)
             if process.is_alive():
                 process.kill()
-                process.join()
+                process.join(_END_S)
             process.close()
 
     # --- inside ----------------------------------------------------------------------------------
@@ -190,17 +188,27 @@ def _moved(pair: PairAddresses, by: int) -> PairAddresses:
 class _Child:
     """The other end of the pipe."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Connection, device: str) -> None:
         self._pipe = pipe
-        self._backend = CpuBackend()
+        self._device = device
+        self._made: Any = None
         self._memory: Any = None
 
-    def map(self) -> None:
+    @property
+    def _backend(self) -> Any:
+        if self._made is None:  # on the first request, so that what it raises is an answer
+            self._made = backend_for(Device(self._device), isolated=False)
+        return self._made
+
+    def map(self) -> int:
+        """Map the parent's memory; returns where the kernel finds it."""
         descriptor = recv_handle(self._pipe)
         try:
-            self._memory = _native.SharedMemory.map(descriptor)
+            native = _native.SharedMemory.map(descriptor)
         finally:
             os.close(descriptor)
+        self._memory = self._backend.adopt(native)
+        return int(self._memory.device_ptr)
 
     def start(self, pairs: list[PairAddresses]) -> None:
         self._backend.start([_moved(pair, int(self._memory.ptr)) for pair in pairs])
@@ -223,10 +231,10 @@ def _portable(error: BaseException) -> BaseException:
     return error
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, device: str) -> None:
     """Serve until the parent closes the pipe or ends. Ctrl-C is the parent's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    child = _Child(pipe)
+    child = _Child(pipe, device)
     while True:
         try:
             request, arguments = pipe.recv()

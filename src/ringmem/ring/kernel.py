@@ -1,7 +1,7 @@
 """The ring kernel: a handler that stays on a device and answers messages for as long as it runs.
 
-This file is its life: launch, pause, drain, end, failure. Messages are in `channel.py`, and where
-the loop runs is the backend's business.
+This file has what users ask of its life: start, pause, drain, terminate, close. What that takes is
+in `kernel_life.py`, messages are in `channel.py`; where the loop runs is the backend's business.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import os
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -21,21 +20,16 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from ringmem.device import Device, default_device
-from ringmem.native import _native, errors
-from ringmem.native.errors import (
-    ClosedError,
-)
+from ringmem.native.errors import ClosedError
 from ringmem.native.layouts import ControlBlock
 from ringmem.ring.aio import AsyncKernel
 from ringmem.ring.backend import Parallel
 from ringmem.ring.backends import backend_for
-from ringmem.ring.endings import why_ended
 from ringmem.ring.endpoints import Full
+from ringmem.ring.kernel_life import KernelLife
 from ringmem.ring.lifecycle import KernelEvent, KernelState, next_state
 from ringmem.ring.pairs import make_pairs, plan_pair
 from ringmem.ring.settings import KernelSettings, check_spec
-from ringmem.ring.stalls import StallWatcher
-from ringmem.ring.state_access import StateAccess
 from ringmem.ring.telemetry import Telemetry, read_telemetry
 
 __all__ = ["RingKernel"]
@@ -44,7 +38,7 @@ _live: weakref.WeakSet[RingKernel] = weakref.WeakSet()
 _left_behind: list[object] = []  # memory of kernels that could not be ended: it must stay mapped
 
 
-class RingKernel(StateAccess):
+class RingKernel(KernelLife):
     """A kernel that stays on a device and answers messages through rings.
 
     Parameters
@@ -80,7 +74,8 @@ class RingKernel(StateAccess):
         How many of them are kept for each ring, a power of two; more are counted as dropped.
     isolated : bool, default False
         Run in a child process, which ``terminate(force=True)`` can end even if the handler never
-        returns. A few tenths of a second to start.
+        returns. It starts in a few tenths of a second on the CPU, in some seconds on CUDA, where
+        the context is the child's.
     parallel : {None, "warp", "block"}
         Who shares a message: the handler then takes ``(message, reply, state, lane, lanes)``.
     initial_state : array-like, optional
@@ -147,9 +142,9 @@ class RingKernel(StateAccess):
         self.settings = KernelSettings(heartbeat_timeout_s, stall_s, dead_letters, isolated)
         self.device = default_device() if device is None else Device(device)
         self._backend = backend_for(self.device, isolated)
-        self._error: BaseException | None = None
-        self._watch: Any = None
-        self._stalls: StallWatcher | None = None
+        self._error = None
+        self._watch = None
+        self._stalls = None
         self._on_stall = on_stall
         self._aio: AsyncKernel | None = None
         with contextlib.ExitStack() as undo:
@@ -159,7 +154,7 @@ class RingKernel(StateAccess):
             self._memory = self._backend.allocate(plan.nbytes * self.spec.rings)
             undo.callback(self._memory.close)
             self._pairs = make_pairs(self.spec, dead_letters, self._memory, plan)
-            self._attach(full, spin_us, _weak_check(self))
+            self._attach(full, spin_us, _weak_check(self), self._backend.in_order)
             undo.pop_all()
         self._state = KernelState.NEW
         _live.add(self)
@@ -174,13 +169,6 @@ class RingKernel(StateAccess):
         """Where the kernel stands now (not the handler's state: see :meth:`read_state`)."""
         self._refresh()
         return self._state
-
-    @property
-    def stalled(self) -> tuple[int, ...]:
-        """The rings that make no progress although messages wait."""
-        watch = self._watch
-        bits = 0 if watch is None else int(watch.stalled())
-        return tuple(ring for ring in range(self.spec.rings) if bits >> min(ring, 62) & 1)
 
     def control(self, ring: int = 0) -> ControlBlock:
         """Return the live control block of a ring."""
@@ -364,138 +352,6 @@ class RingKernel(StateAccess):
     ) -> None:
         self.aio.close()
         await asyncio.to_thread(self.close)
-
-    # --- inside ----------------------------------------------------------------------------------
-
-    def _launch(self, timeout_s: float) -> None:
-        self._error = None
-        beat_ms = 0
-        if self.settings.heartbeat_timeout_s is not None:
-            beat_ms = max(int(self.settings.heartbeat_timeout_s * 1000), 1)
-        for pair in self._pairs:
-            _native.kernel_reset(pair.raw, beat_ms)
-        raw = [pair.raw for pair in self._pairs]
-        self._watch = _native.KernelWatch(raw, self.settings.stall_s)
-        self._stalls = StallWatcher(self, self._watch, self._on_stall)
-        self._backend.start([pair.addresses for pair in self._pairs])
-        self._wait(
-            lambda: all(p.control.active or p.control.has_terminated for p in self._pairs),
-            timeout_s,
-            "start",
-        )
-
-    def _abandon_launch(self, error: BaseException) -> None:
-        for pair in self._pairs:
-            pair.control.should_terminate = 1
-        with contextlib.suppress(Exception):
-            self._backend.join(1.0)
-        self._end_watch()
-        self._error = error
-        if self._state.running:
-            self._go(KernelEvent.FAILED)
-
-    def _terminate(self, timeout_s: float, force: bool) -> None:
-        for pair in self._pairs:
-            pair.control.should_terminate = 1
-        try:
-            self._wait(self._all_ended, timeout_s, "end")
-        except errors.TimeoutError as error:
-            kill = getattr(self._backend, "kill", None)
-            if kill is None:
-                raise errors.TimeoutError(
-                    f"{error}: its handler does not return, and only the end of its process can "
-                    "end it; RingKernel(isolated=True) runs it in a child, which "
-                    "terminate(force=True) ends"
-                ) from None
-            if not force:
-                raise errors.TimeoutError(
-                    f"{error}; terminate(force=True) ends its process"
-                ) from None
-            kill()
-        self._finish()
-
-    def _all_ended(self) -> bool:
-        return all(pair.control.has_terminated for pair in self._pairs) or self._backend.ended()
-
-    def _wait(self, done: Callable[[], bool], timeout_s: float | None, what: str) -> None:
-        """Look until `done`, first often, then every millisecond."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        nap = 20e-6
-        while not done():
-            failure = self._backend.failure()
-            if failure is not None and what not in ("end", "drain"):
-                self._refresh()
-                self._raise_if_failed()
-            if self._backend.ended() or failure is not None:
-                break
-            if deadline is not None and time.monotonic() > deadline:
-                left = [ring for ring, pair in enumerate(self._pairs) if pair.control.active]
-                raise errors.TimeoutError(
-                    f"the kernel did not {what} within timeout_s={timeout_s}; rings {left} run, "
-                    f"{self._unread()} replies are unread"
-                )
-            time.sleep(nap)
-            nap = min(nap * 1.5, 1e-3)
-
-    def _refresh(self) -> None:
-        """Notice an end that nobody asked for. Whoever holds the lock does that anyway."""
-        if not self._state.running or not self._lock.acquire(blocking=False):
-            return
-        try:
-            if self._state.running and self._ended_by_itself():
-                self._close_calls()
-                for pair in self._pairs:
-                    pair.control.should_terminate = 1
-                self._finish()
-        finally:
-            self._lock.release()
-
-    def _ended_by_itself(self) -> bool:
-        if any(pair.control.has_terminated for pair in self._pairs):
-            return self._state is not KernelState.LAUNCHED
-        return self._backend.failure() is not None or (
-            self._state is not KernelState.LAUNCHED and self._backend.ended()
-        )
-
-    def _finish(self) -> None:
-        """After the end of every ring: find out why, and let waiters go."""
-        self._backend.join(1.0)
-        self._end_watch()
-        self._error = why_ended(self._pairs, self._backend.failure(), self.spec, self.settings)
-        for pair in self._pairs:
-            _native.kernel_close_ends(pair.raw)
-        self._go(KernelEvent.ENDED if self._error is None else KernelEvent.FAILED)
-
-    def _end_watch(self) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.forget()
-        stalls, self._stalls = self._stalls, None
-        if stalls is not None:
-            stalls.join()
-
-    def _check_waiting(self) -> None:
-        """Called every 20 ms of a wait for messages or room: raises if waiting is hopeless."""
-        self._refresh()
-        self._raise_if_failed()
-        if not self._state.running:
-            raise ClosedError(f"the kernel is {self._state.value}; start() it first")
-
-    def _raise_if_failed(self) -> None:
-        if self._state is KernelState.FAILED and self._error is not None:
-            raise self._error
-
-    def _require_process(self) -> None:
-        if self._pid != os.getpid():
-            raise ClosedError("the ring kernel belongs to the parent process; make one of your own")
-
-    def _require_running(self) -> None:
-        self._require_process()
-        self._refresh()
-        self._raise_if_failed()
-
-    def _go(self, event: KernelEvent) -> None:
-        self._state = next_state(self._state, event)
 
     def __del__(self) -> None:
         if getattr(self, "_state", KernelState.CLOSED).running and self._pid == os.getpid():

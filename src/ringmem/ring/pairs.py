@@ -94,9 +94,10 @@ class Pair:
         setattr(self.control, f"{name}_capacity", capacity)
         setattr(self.control, f"{name}_message_nbytes", dtype.itemsize)
 
-    def attach(self, full: Full, spin_us: float, on_wait: Any) -> None:
-        """Make the host's ends."""
+    def attach(self, full: Full, spin_us: float, on_wait: Any, in_order: bool) -> None:
+        """Make the host's ends; `in_order`: the kernel takes one message after the other."""
         self.producer = self._rings[0].producer(full)
+        self.producer._native.allow_streaming(in_order)
         self.consumer = self._rings[1].consumer()
         self.letters = self._rings[2].consumer()
         for end in (self.producer, self.consumer):

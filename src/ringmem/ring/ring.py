@@ -145,6 +145,8 @@ class Ring:
         """
         slots = self._live()
         native = _native.RingProducer(self.ptr, self.nbytes, self.message, self._owner, force)
+        # Who attaches to memory of our own takes messages in order: the endpoints do.
+        native.allow_streaming(isinstance(self._owner, _native.SharedMemory))
         producer = Producer(native, slots, full)
         self._keep(producer)
         return producer

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringmem.ring.kernel import RingKernel
+    from ringmem.ring.kernel_life import KernelLife
 
 __all__ = ["StallWatcher"]
 
@@ -21,9 +21,9 @@ class StallWatcher:
 
     def __init__(
         self,
-        kernel: RingKernel,
+        kernel: KernelLife,
         watch: Any,
-        on_stall: Callable[[RingKernel, tuple[int, ...]], object] | None,
+        on_stall: Callable[[Any, tuple[int, ...]], object] | None,
     ) -> None:
         self._kernel = weakref.ref(kernel)
         self._watch = watch
@@ -45,7 +45,7 @@ class StallWatcher:
                 self._tell(kernel)
             del kernel
 
-    def _tell(self, kernel: RingKernel) -> None:
+    def _tell(self, kernel: KernelLife) -> None:
         rings = kernel.stalled
         if not rings:
             return

@@ -346,6 +346,10 @@ void bind_ring(nb::module_& m) {
         const Use use(self);
         return self.endpoint.free_slots(self.endpoint.capacity());
       })
+      .def("allow_streaming", [](NativeProducer& self, bool allowed) {
+        const Use use(self);
+        self.endpoint.allow_streaming(allowed);
+      }, nb::arg("allowed"), "Whether send() may write past the caches: to readers in order only.")
       .def_prop_ro("tail", [](const NativeProducer& self) { return self.endpoint.tail(); })
       .def_prop_ro("reserved", [](const NativeProducer& self) { return self.endpoint.reserved(); })
       .def_prop_ro("dropped", [](const NativeProducer& self) { return self.endpoint.dropped(); })

@@ -51,14 +51,8 @@ AsyncCaller& caller_of(PyObject* object) { return *reinterpret_cast<CallerObject
 
 PyObject* name_ring;
 
-bool has_pending(const AsyncCaller& caller) {
-  for (const auto& channel : caller.channels) {
-    if (!channel->pending.empty()) return true;
-  }
-  return false;
-}
-
-// Lets the poller wake the loop when the first reply is there, or room for a message that waits. It looks with copies of the ends.
+// Lets the poller wake the loop when the first reply is there, or room for a message that waits. It
+// looks with copies of the ends.
 void arm(AsyncCaller& caller) {
   if (caller.armed || caller.draining) return;
   std::vector<ring::Consumer> readers;

@@ -48,7 +48,7 @@ nb::tuple round_trips(NativeProducer& producer, NativeConsumer& consumer, u64 co
 
 // (seconds, wrong words)
 std::tuple<double, u64> stream(NativeProducer& producer, NativeConsumer& consumer, u64 count,
-                               u64 batch) {
+                               u64 batch, bool in_place) {
   const Ends ends(producer, consumer);
   if (batch == 0 || batch > producer.endpoint.capacity()) {
     throw InvalidValue("batch=" + std::to_string(batch) + " must be 1 to the ring's capacity");
@@ -56,7 +56,8 @@ std::tuple<double, u64> stream(NativeProducer& producer, NativeConsumer& consume
   ring::EchoResult result;
   {
     nb::gil_scoped_release release;
-    result = ring::measure_stream(producer.endpoint, consumer.endpoint, count, batch);
+    const auto measure = in_place ? ring::measure_stream : ring::measure_copies;
+    result = measure(producer.endpoint, consumer.endpoint, count, batch);
   }
   require_complete(result, count);
   return {static_cast<double>(result.seconds_ns) * 1e-9, result.wrong_words};
@@ -71,7 +72,7 @@ void bind_ring_measure(nb::module_& m) {
   m.def("measure_round_trips", &round_trips, nb::arg("producer"), nb::arg("consumer"),
         nb::arg("count"));
   m.def("measure_stream", &stream, nb::arg("producer"), nb::arg("consumer"), nb::arg("count"),
-        nb::arg("batch"));
+        nb::arg("batch"), nb::arg("in_place") = true);
 }
 
 }  // namespace ringmem::bind

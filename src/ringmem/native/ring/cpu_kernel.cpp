@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <string>
 #include <system_error>
@@ -39,8 +40,7 @@ CpuKernel::CpuKernel(CpuHandler handler, std::size_t rings, std::size_t state_nb
     : shared_(std::make_shared<Shared>(rings)) {
   shared_->handler = handler;
   shared_->state_nbytes = state_nbytes;
-  // Word-aligned and a word longer than asked: a state of 0 bytes has an address too.
-  for (Shared::Ring& ring : shared_->rings) ring.state.resize(state_nbytes + 16);
+  for (Shared::Ring& ring : shared_->rings) ring.state.resize(state_nbytes + 2 * guard_nbytes);
 }
 
 CpuKernel::~CpuKernel() {
@@ -57,7 +57,10 @@ void CpuKernel::start(const std::vector<KernelPair>& pairs, u64 deadline_ns) {
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     Shared::Ring& ring = shared_->rings[i];
     ring.fault.store(false);
-    loops.emplace_back(pairs[i], shared_->handler, state(i), ring.fault, deadline_ns);
+    std::memset(state(i) - guard_nbytes, guard_byte, guard_nbytes);
+    std::memset(state(i) + shared_->state_nbytes, guard_byte, guard_nbytes);
+    loops.emplace_back(pairs[i], shared_->handler, State{state(i), shared_->state_nbytes}, ring.fault,
+                       deadline_ns);
   }
   for (CpuLoop& loop : loops) {
     {
@@ -95,7 +98,9 @@ bool CpuKernel::join(std::chrono::nanoseconds timeout) {
   return shared_->done.wait_for(lock, timeout, [this] { return shared_->running == 0; });
 }
 
-std::byte* CpuKernel::state(std::size_t ring) noexcept { return shared_->rings[ring].state.data(); }
+std::byte* CpuKernel::state(std::size_t ring) noexcept {
+  return shared_->rings[ring].state.data() + guard_nbytes;
+}
 
 std::size_t CpuKernel::state_nbytes() const noexcept { return shared_->state_nbytes; }
 

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <limits>
@@ -13,6 +14,9 @@ namespace {
 
 constexpr u64 batch = 64;                        // messages between two looks at the control block
 constexpr u64 telemetry_interval_ns = 20'000;
+// A line of a reply: up to here replies may wait for their run. What ordinary stores take where cores
+// are far apart is below it.
+constexpr u64 fast_line_ns = 300;
 constexpr std::chrono::microseconds pause_nap{20};
 
 u64 now_ns() noexcept {
@@ -28,7 +32,7 @@ RingView view_at(layout::RingHeader* header) {
 
 }  // namespace
 
-CpuLoop::CpuLoop(const KernelPair& pair, CpuHandler handler, std::byte* state,
+CpuLoop::CpuLoop(const KernelPair& pair, CpuHandler handler, State state,
                  const std::atomic<bool>& fault, u64 deadline_ns)
     : pair_(pair),
       input_(view_at(pair.input)),
@@ -42,7 +46,28 @@ CpuLoop::CpuLoop(const KernelPair& pair, CpuHandler handler, std::byte* state,
       reply_(output_.view.geometry.slot_lines + 1),
       next_(load(pair.input->consumer.head)),
       output_head_(load(pair.output->consumer.head)),
-      dead_tail_(pair.dead_letter != nullptr ? load(pair.dead_letter->producer.tail) : 0) {}
+      dead_tail_(pair.dead_letter != nullptr ? load(pair.dead_letter->producer.tail) : 0) {
+  const u64 slots = slots_in_run(output_.view.geometry.slot_lines);
+  if (slots >= least_streamed_slots) run_ = std::min(slots, batch);
+  staged_.resize(run_ * output_.view.geometry.slot_lines);
+  take_over();
+}
+
+// An earlier loop may have been killed between an answer and its index: what is answered stays
+// answered, and what was streamed beyond is taken back.
+void CpuLoop::take_over() noexcept {
+  const u64 capacity = output_.view.geometry.capacity;
+  if (next_ - output_head_ > capacity) return;  // damaged: has_room() will say so
+  const u64 first = next_;
+  while (next_ - output_head_ < capacity && output_.state(next_) == Slots::SlotState::ready) {
+    ++next_;
+  }
+  if (next_ != first) {
+    store(pair_.output->producer.tail, next_);
+    store(pair_.input->consumer.head, next_);
+  }
+  output_.retract(next_, std::min(capacity - (next_ - output_head_), streamed_lines));
+}
 
 void CpuLoop::run() noexcept {
   start_ns_ = beat_ns_ = busy_ns_ = now_ns();
@@ -104,38 +129,84 @@ bool CpuLoop::drained() noexcept {
 
 // Answers the messages that are there, at most `batch`; returns how many.
 u64 CpuLoop::handle_ready() noexcept {
-  u64 done = 0, seen_ns = 0;
-  for (; done < batch; ++done) {
-    const auto state = input_.state(next_);
-    if (state == Slots::SlotState::corrupted) reason_ = EndReason::corrupted;
-    if (state != Slots::SlotState::ready || !has_room()) break;
-    if (done == 0) seen_ns = now_ns();
-    Line* to = output_.slot(next_);
-    const i32 status = call(input_.slot(next_), to);
-    if (fault_->load(std::memory_order_relaxed)) {
-      reason_ = EndReason::faulted;
-      break;
-    }
-    const u64 word = layout::line_word(output_.sequence(next_), status);
-    if (output_.view.geometry.slot_lines == 1) {
-      store_word(*to, word);
-    } else {
-      pack(to, reinterpret_cast<const std::byte*>(reply_.data()),
-           output_.view.geometry.message_nbytes, word);
-    }
-    if (status != 0) write_dead_letter(status);
-    ++next_;
-  }
+  if (input_.state(next_) == Slots::SlotState::pending) return 0;
+  const u64 seen_ns = now_ns();
+  u64 done = 0;
+  while (done < batch && take_one()) ++done;
+  flush_staged();
   if (done == 0) return 0;
   store(pair_.output->producer.tail, next_);
   store(pair_.input->consumer.head, next_);
+  account(done, seen_ns);
+  if (!guards_hold()) reason_ = EndReason::faulted;
+  return done;
+}
+
+bool CpuLoop::guards_hold() const noexcept {
+  static const auto whole = [] {
+    std::array<std::byte, guard_nbytes> bytes;
+    bytes.fill(static_cast<std::byte>(guard_byte));
+    return bytes;
+  }();
+  return std::memcmp(state_.data - guard_nbytes, whole.data(), guard_nbytes) == 0 &&
+         std::memcmp(state_.data + state_.nbytes, whole.data(), guard_nbytes) == 0;
+}
+
+// Answers message `next_`, if it is there and its answer has room.
+bool CpuLoop::take_one() noexcept {
+  const auto state = input_.state(next_);
+  if (state == Slots::SlotState::corrupted) reason_ = EndReason::corrupted;
+  if (state != Slots::SlotState::ready || !has_room()) return false;
+  const u32 lines = output_.view.geometry.slot_lines;
+  Line* to = staging_ ? staged_.data() + staged_slots_ * lines : output_.slot(next_);
+  // A reply of one line is made in its place: nobody looks at it before its sequence.
+  const i32 status = call(input_.slot(next_), lines == 1 ? static_cast<void*>(to->payload)
+                                                         : static_cast<void*>(reply_.data()));
+  if (fault_->load(std::memory_order_relaxed)) {
+    reason_ = EndReason::faulted;
+    return false;
+  }
+  const u64 word = layout::line_word(output_.sequence(next_), status);
+  if (lines == 1) {
+    store_word(*to, word);
+  } else {
+    pack(to, reinterpret_cast<const std::byte*>(reply_.data()),
+         output_.view.geometry.message_nbytes, word);
+  }
+  if (status != 0) write_dead_letter(status);
+  ++next_;
+  if (staging_ && ++staged_slots_ == run_) flush_staged();
+  return true;
+}
+
+// As Producer::send() streams: the first slot goes last, by ordinary stores.
+void CpuLoop::flush_staged() noexcept {
+  if (staged_slots_ == 0) return;
+  const u32 lines = output_.view.geometry.slot_lines;
+  const u64 first = next_ - staged_slots_;
+  for (u64 i = 1; i < staged_slots_; ++i) {
+    Line* to = output_.slot(first + i);
+    for (u32 line = 0; line < lines; ++line) stream_line(to + line, staged_[i * lines + line]);
+  }
+  stream_fence();
+  Line* to = output_.slot(first);
+  for (u32 line = 0; line < lines; ++line) {
+    std::memcpy(to[line].payload, staged_[line].payload, line_payload_nbytes);
+    store_word(to[line], load_word(staged_[line]));
+  }
+  staged_slots_ = 0;
+}
+
+void CpuLoop::account(u64 done, u64 seen_ns) noexcept {
   last_ns_ = now_ns();
   const u64 latency = last_ns_ - seen_ns;
   processed_ += done;
   latency_total_ns_ += latency * done;
   if (latency > latency_max_ns_) latency_max_ns_ = latency;
   if (latency < latency_min_ns_) latency_min_ns_ = latency;
-  return done;
+  // A backlog and a handler that is quick: replies may wait for each other.
+  staging_ = run_ != 0 && done >= least_streamed_slots &&
+             latency < done * output_.view.geometry.slot_lines * fast_line_ns;
 }
 
 bool CpuLoop::has_room() noexcept {
@@ -146,18 +217,16 @@ bool CpuLoop::has_room() noexcept {
   return next_ - output_head_ < capacity;
 }
 
-// A reply of one line is made in its slot: nobody looks at it before its sequence.
-i32 CpuLoop::call(const Line* from, Line* to) noexcept {
+i32 CpuLoop::call(const Line* from, void* reply) noexcept {
   auto* message = reinterpret_cast<std::byte*>(message_.data());
   unpack(message, from, input_.view.geometry.message_nbytes);
-  void* reply = to->payload;
-  if (output_.view.geometry.slot_lines == 1) {
+  const Geometry& out = output_.view.geometry;
+  if (out.slot_lines == 1) {
     std::memset(reply, 0, line_payload_nbytes);
   } else {
-    reply = reply_.data();
-    std::memset(reply, 0, output_.view.geometry.message_nbytes);
+    std::memset(reply, 0, out.message_nbytes);
   }
-  return handler_(message, reply, state_);
+  return handler_(message, reply, state_.data);
 }
 
 // With the message as it was sent: the handler may have changed its copy.

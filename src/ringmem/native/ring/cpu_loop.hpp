@@ -11,10 +11,19 @@
 
 namespace ringmem::ring {
 
+// A ring's state, between guards that nobody may write: a handler that does is found out after its
+// batch, and ended.
+inline constexpr std::size_t guard_nbytes = 64;
+inline constexpr int guard_byte = 0xa5;
+struct State {
+  std::byte* data = nullptr;
+  std::size_t nbytes = 0;
+};
+
 class CpuLoop {
  public:
   // Takes up where an earlier loop over these rings stopped. Throws Corrupted for what is no ring.
-  CpuLoop(const KernelPair& pair, CpuHandler handler, std::byte* state,
+  CpuLoop(const KernelPair& pair, CpuHandler handler, State state,
           const std::atomic<bool>& fault, u64 deadline_ns);
 
   // Until it is told to leave. The last thing it stores anywhere is has_terminated.
@@ -28,8 +37,13 @@ class CpuLoop {
   Order look_at_control(u64 now) noexcept;
   bool drained() noexcept;
   u64 handle_ready() noexcept;
+  void take_over() noexcept;
+  bool take_one() noexcept;
   bool has_room() noexcept;
-  i32 call(const Line* from, Line* to) noexcept;
+  bool guards_hold() const noexcept;
+  i32 call(const Line* from, void* reply) noexcept;
+  void flush_staged() noexcept;
+  void account(u64 done, u64 seen_ns) noexcept;
   void write_dead_letter(i32 status) noexcept;
   void set_paused(bool paused) noexcept;
   void publish(u64 now, bool always) noexcept;
@@ -40,11 +54,17 @@ class CpuLoop {
   Slots input_, output_, dead_letter_;
   CpuHandler handler_;
   IdlePolicy idle_;
-  std::byte* state_;
+  State state_;
   const std::atomic<bool>* fault_;
   u64 deadline_ns_;
 
   std::vector<Line> message_, reply_;  // contiguous copies, in lines for their alignment
+  // Replies to the messages just below `next_` that wait to be streamed; only where the handler is
+  // so fast that nobody notices.
+  std::vector<Line> staged_;
+  u64 run_ = 0;         // slots that `staged_` has room for; 0: never
+  u64 staged_slots_ = 0;
+  bool staging_ = false;
   u64 next_ = 0;         // message to handle
   u64 output_head_ = 0;  // of the host, as last seen
   u64 dead_tail_ = 0;

@@ -56,6 +56,56 @@ bool all_ready(const Consumer& consumer, u64 count) {
   return count != 0 && consumer.is_ready(consumer.head() + count - 1);
 }
 
+template <u64 words>
+void make(std::vector<u64>& messages, u64 first, u64 count) {
+  u64* to = messages.data();
+  for (u64 i = 0; i < count; ++i, to += words) {
+    for (u64 w = 0; w < words; ++w) to[w] = message_word(first + i, w);
+  }
+}
+
+template <u64 words>
+u64 count_wrong(const std::vector<u64>& replies, u64 first, u64 count) {
+  const u64* from = replies.data();
+  u64 wrong = 0;
+  for (u64 i = 0; i < count; ++i, from += words) {
+    for (u64 w = 0; w < words; ++w) {
+      wrong += from[w] != reply_word(message_word(first + i, w), w);
+    }
+  }
+  return wrong;
+}
+
+template <u64 words>
+EchoResult copies(Producer& producer, Consumer& consumer, u64 count, u64 batch) {
+  std::vector<u64> messages(batch * words), replies(batch * words);
+  EchoResult result;
+  u64 made = 0, sent = 0;
+  const auto begin = Clock::now();
+  auto last_answer = begin;
+  for (u64 turn = 0; result.messages < count; ++turn) {
+    if (sent == made && made < count) {
+      make<words>(messages, made, std::min(batch, count - made));
+      made += std::min(batch, count - made);
+    }
+    const u64* rest = &messages[sent % batch * words];  // batches start at multiples of `batch`
+    sent += producer.send(reinterpret_cast<const std::byte*>(rest), made - sent);
+    const u64 got = consumer.receive(reinterpret_cast<std::byte*>(replies.data()), batch);
+    result.wrong_words += count_wrong<words>(replies, result.messages, got);
+    result.messages += got;
+    if (got != 0) {
+      turn = 0;
+    } else if (turn % 4096 == 4095) {
+      if (consumer.producer_closed()) return result;
+      if (turn == 4095) last_answer = Clock::now();
+      else if (Clock::now() - last_answer > patience) return result;
+    }
+  }
+  result.seconds_ns = static_cast<u64>(std::chrono::nanoseconds(Clock::now() - begin).count());
+  result.complete = true;
+  return result;
+}
+
 }  // namespace
 
 EchoHandler echo_handler(u64 words) noexcept {
@@ -125,6 +175,15 @@ EchoResult measure_stream(Producer& producer, Consumer& consumer, u64 count, u64
   result.seconds_ns = static_cast<u64>(std::chrono::nanoseconds(Clock::now() - begin).count());
   result.complete = true;
   return result;
+}
+
+EchoResult measure_copies(Producer& producer, Consumer& consumer, u64 count, u64 batch) {
+  switch (producer.geometry().message_nbytes / 8) {
+    case 7: return copies<7>(producer, consumer, count, batch);
+    case 14: return copies<14>(producer, consumer, count, batch);
+    case 30: return copies<30>(producer, consumer, count, batch);
+    default: return {};
+  }
 }
 
 }  // namespace ringmem::ring

@@ -28,7 +28,9 @@ struct EchoResult {
 // One message at a time; the time of each in ns.
 EchoResult measure_round_trips(Producer& producer, Consumer& consumer, u64 count,
                                std::vector<u32>& times_ns);
-// Keeps the rings full in batches of `batch`, sending and checking on this thread.
+// Keeps the rings full in batches of `batch`, sending and checking on this thread: in the slots
+// (reserve, commit, poll, release), or by copy (send, receive).
 EchoResult measure_stream(Producer& producer, Consumer& consumer, u64 count, u64 batch);
+EchoResult measure_copies(Producer& producer, Consumer& consumer, u64 count, u64 batch);
 
 }  // namespace ringmem::ring

@@ -7,10 +7,12 @@
 // the producer stop (`corrupted`), not write outside the slots.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "ring/copy.hpp"
 #include "ring/geometry.hpp"
+#include "ring/stream.hpp"
 #include "ring/words.hpp"
 
 namespace ringmem::ring {
@@ -79,6 +81,19 @@ struct EndpointBase {
     return result;
   }
 
+  // Makes lines of the `count` slots from `from` on that look ready pending again. For a writer
+  // that takes over, before it writes: `from` is pending, so no reader has looked beyond.
+  void retract(Index from, u64 count) const noexcept {
+    for (u64 i = 0; i < count; ++i, ++from) {
+      const u32 expected = sequence(from);
+      const u64 before = layout::line_word((expected - 1) & sequence_mask, 0);
+      for (u32 line = 0; line < view.geometry.slot_lines; ++line) {
+        Line& at = slot(from)[line];
+        if (layout::word_sequence(load_word(at)) == expected) store_word(at, before);
+      }
+    }
+  }
+
   RingView view;
   u64 slot_mask;
   u32 sequence_mask;
@@ -106,6 +121,10 @@ class BasicProducer : EndpointBase<Traits> {
       if (state != SlotState::ready) break;  // damage beyond is overwritten before it is read
       ++tail_;
     }
+    if (!corrupted_) {
+      this->retract(tail_, std::min<u64>(capacity() - static_cast<Index>(tail_ - head_),
+                                         streamed_lines));
+    }
     store(this->view.producer->tail, static_cast<u64>(tail_));
     // A consumer that closed before this end came is not waited upon, the next one is.
     past_session_ = load(this->view.consumer->session);
@@ -118,6 +137,13 @@ class BasicProducer : EndpointBase<Traits> {
   Index tail() const noexcept { return tail_; }
   bool corrupted() const noexcept { return corrupted_; }
   u64 dropped() const noexcept { return dropped_; }
+
+  // Whether send() may write past the caches (stream.hpp): only to a consumer that takes messages
+  // in order. Off by default.
+  void allow_streaming(bool allowed) noexcept {
+    const u64 slots = slots_in_run(geometry().slot_lines);
+    run_ = allowed && slots >= least_streamed_slots ? slots : 0;
+  }
 
   // Free slots, at least `wanted` of them if there are so many.
   u64 free_slots(u64 wanted) noexcept {
@@ -168,9 +194,15 @@ class BasicProducer : EndpointBase<Traits> {
   u64 send(const std::byte* records, u64 count, i32 status = 0) noexcept {
     const u64 free = free_slots(count);
     if (count > free) count = free;
-    const std::size_t nbytes = geometry().message_nbytes;
-    for (u64 i = 0; i < count; ++i, ++tail_, records += nbytes) {
-      pack(this->slot(tail_), records, nbytes, layout::line_word(this->sequence(tail_), status));
+    u64 left = count;
+    while (run_ != 0 && left >= least_streamed_slots) {
+      const u64 slots = std::min(left, run_);
+      stream_run(records, slots, status);
+      records += slots * geometry().message_nbytes;
+      left -= slots;
+    }
+    for (; left != 0; --left, ++tail_, records += geometry().message_nbytes) {
+      write(tail_, records, status);
     }
     if (count != 0) publish();
     return count;
@@ -189,10 +221,27 @@ class BasicProducer : EndpointBase<Traits> {
   }
 
  private:
+  void write(Index index, const std::byte* record, i32 status) noexcept {
+    pack(this->slot(index), record, geometry().message_nbytes,
+         layout::line_word(this->sequence(index), status));
+  }
+  // The first slot goes last, by ordinary stores.
+  void stream_run(const std::byte* records, u64 slots, i32 status) noexcept {
+    const std::size_t nbytes = geometry().message_nbytes;
+    for (u64 i = 1; i < slots; ++i) {
+      const auto index = static_cast<Index>(tail_ + i);
+      stream_record(this->slot(index), records + i * nbytes, nbytes,
+                    layout::line_word(this->sequence(index), status));
+    }
+    stream_fence();
+    write(tail_, records, status);
+    tail_ = static_cast<Index>(tail_ + slots);
+  }
   void publish() noexcept { store(this->view.producer->tail, static_cast<u64>(tail_)); }
 
   Index tail_ = 0;      // next message to write
   Index head_ = 0;      // the consumer's index as last seen
+  u64 run_ = 0;         // slots streamed at a time; 0: none
   u64 reserved_ = 0;    // slots from tail_ on that the user may be writing
   u64 dropped_ = 0;
   u32 session_ = 0;       // of this end

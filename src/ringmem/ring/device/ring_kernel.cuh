@@ -13,7 +13,7 @@
 // Only relaxed loads and stores of system scope touch host memory; nothing there is atomic.
 //
 // Compile-time settings, all given by the host: RINGMEM_MESSAGE_NBYTES, RINGMEM_REPLY_NBYTES,
-// RINGMEM_WORKERS, RINGMEM_BLOCKS, RINGMEM_CHUNK, RINGMEM_MODE (below), RINGMEM_HAS_STATE.
+// RINGMEM_WORKERS, RINGMEM_BLOCKS, RINGMEM_CHUNK, RINGMEM_MODE (below), RINGMEM_SCOUTS.
 
 #define RINGMEM_MODE_LANE 0    // each lane handles a message of its own (no state)
 #define RINGMEM_MODE_ORDER 1   // one worker, one lane: messages in order (state, one lane)
@@ -81,6 +81,7 @@ constexpr u32 reply_lines = lines_for(RINGMEM_REPLY_NBYTES);
 constexpr u32 workers = RINGMEM_WORKERS;
 constexpr u32 ring_blocks = RINGMEM_BLOCKS;
 constexpr u32 chunk = RINGMEM_CHUNK;
+constexpr u32 scouts = RINGMEM_SCOUTS;  // idle workers that look for the next message too; 0: none
 constexpr u32 load_lines = 8;  // lines of one warp-wide load
 constexpr u32 full_mask = 0xffffffffu;
 
@@ -106,6 +107,14 @@ struct WorkerReport {
   u32 paused, ended;
 };
 
+// What a scout has found: the lines of message `index`. Written by its worker alone, which makes
+// `index` impossible meanwhile; who reads looks at `index` before and after.
+struct alignas(16) Find {
+  u8 lines[(scouts > 0 ? message_lines : 1) * line_nbytes];
+  u64 index;
+};
+constexpr u64 found_none = ~0ull;
+
 enum Order : u32 { run = 0, pause = 1, leave = 2 };
 
 struct BlockMemory {
@@ -117,6 +126,7 @@ struct BlockMemory {
   u32 corrupted;     // a line carried a sequence that no correct producer writes
   long long awake_until;  // clock64 of this multiprocessor
   WorkerReport reports[workers];
+  Find finds[scouts > 0 ? workers : 1];
 };
 
 // While messages stream in, every worker polls; otherwise only the one whose chunk is next to fill.
@@ -189,13 +199,20 @@ __device__ __forceinline__ u32 read_lines(const Ring& input, u64 index, u32 coun
 // Polls message `index` alone, one load in flight. Both matter: what a warp polls besides lengthens
 // its round trip (p50 on an NVIDIA H200: one line, one load 1.9 us; two loads in flight 2.9, four
 // 5.1; four loads of eight lines each 6.0).
+//
+// One look takes a trip over the link and back, so a message waits half of that on average, and all
+// of it where its sender takes just so long to send the next. While little comes, the workers
+// behind the one that waits are its scouts: they look for the same message, each when it happens
+// to, and put it into shared memory.
+constexpr long long scouted_cycles = 16'000;  // about 9 us: then a look of one's own again
 struct Poller {
   u32 idle = 0;
   u32 at_once = 0;  // messages in a row that were there at the first look: a backlog
+  u64 scouted = found_none;  // as a scout: the message that was looked for last
 
   // Lines that are ready, all of the message's or 0. 0 means: look at the block's order again.
   __device__ __forceinline__ u32 wait(const Ring& input, u64 index, u8* memory,
-                                      BlockMemory& block, const u64& previous) {
+                                      BlockMemory& block, const u64& previous, u32 worker) {
     const u32 lane = threadIdx.x & 31;
     const u32 line = lane >> 2;
     const bool mine = line < message_lines;
@@ -225,8 +242,92 @@ struct Poller {
         at_once = 0;
         return 0;
       }
+      if constexpr (scouts > 0) {
+        if (idle <= idle_looks) {  // after that they rest as well
+          if (take_find(index, memory, block, worker)) {
+            idle = 0;
+            at_once = 0;
+            return message_lines;
+          }
+          idle += 7;  // as long as so many looks
+        }
+      }
       rest();
     }
+  }
+
+  // Waits for what the scouts of `worker` find, but not long: they may have work of their own.
+  __device__ __forceinline__ bool take_find(u64 index, u8* memory, BlockMemory& block,
+                                            u32 worker) {
+    const u32 lane = threadIdx.x & 31;
+    const u32 line = lane >> 2;
+    const bool mine = line < message_lines;
+    const long long until = clock64() + scouted_cycles;
+    for (;;) {
+      const bool hit = lane < scouts &&
+                       peek(block.finds[(worker + 1 + lane) % workers].index) == index;
+      const u32 hits = __ballot_sync(full_mask, hit);
+      if (hits != 0) {
+        const Find& find = block.finds[(worker + __ffs(hits)) % workers];
+        __threadfence_block();
+        Part part;
+        if (mine) {
+          const auto* from = reinterpret_cast<const volatile u64*>(find.lines + line * line_nbytes +
+                                                                   (lane & 3) * 16);
+          part = {from[0], from[1]};
+        }
+        __threadfence_block();
+        if (__all_sync(full_mask, peek(find.index) == index)) {
+          if (mine) *reinterpret_cast<Part*>(memory + line * line_nbytes + (lane & 3) * 16) = part;
+          __syncwarp();
+          return true;
+        }
+      }
+      const bool stay = peek(block.order) == run && peek(block.drain_target) == ~0ull &&
+                        !is_awake(block) && clock64() < until;
+      if (!__shfl_sync(full_mask, stay, 0)) return false;
+    }
+  }
+
+  // By a worker that has nothing to do: one look for the message that a worker before it waits for.
+  __device__ __forceinline__ void scout(const Ring& input, BlockMemory& block, u32 worker) {
+    const u32 lane = threadIdx.x & 31;
+    const u32 line = lane >> 2;
+    u64 target = found_none;
+    if (lane < scouts) {  // the worker that is `lane + 1` before this one
+      const u64 waits_for = peek(block.reports[(worker + workers - 1 - lane) % workers].progress);
+      const u64 before = peek(block.reports[(worker + workers - 2 - lane) % workers].progress);
+      if (before >= waits_for) target = waits_for;
+    }
+    const u32 waiting = __ballot_sync(full_mask, target != found_none);
+    Find& find = block.finds[worker];
+    if (waiting != 0) target = __shfl_sync(full_mask, target, __ffs(waiting) - 1);
+    if (waiting == 0 || __shfl_sync(full_mask, peek(find.index), 0) == target) {
+      __nanosleep(200);
+      return;
+    }
+    if (target != scouted) idle = 0;
+    scouted = target;
+    const bool mine = line < message_lines;
+    const u32 expected = sequence_of(target, input.shift);
+    Part part;
+    if (mine) {
+      part = load_part(input.slots + ((target & input.mask) * message_lines + line) * line_nbytes +
+                       (lane & 3) * 16);
+    }
+    const bool match = !mine || (lane & 3) != 0 || word_sequence(part.a) == expected;
+    if (!__all_sync(full_mask, match)) {
+      rest();
+      return;
+    }
+    if (lane == 0) poke(find.index, found_none);
+    __threadfence_block();
+    __syncwarp();
+    if (mine) *reinterpret_cast<Part*>(find.lines + line * line_nbytes + (lane & 3) * 16) = part;
+    __threadfence_block();
+    __syncwarp();
+    if (lane == 0) poke(find.index, target);
+    __syncwarp();
   }
 
   // After a look in vain: the longer nothing came, the longer the pause.
@@ -434,7 +535,8 @@ __device__ void worker_loop(const KernelRing& launch, BlockMemory& block, Worker
 
     const bool frontier = __shfl_sync(full_mask, peek(previous), 0) >= next;
     if (!frontier && !__shfl_sync(full_mask, is_awake(block), 0)) {
-      __nanosleep(200);
+      if constexpr (scouts > 0) poller.scout(input, block, worker_of_block);
+      else __nanosleep(200);
       continue;
     }
     const u32 wanted = static_cast<u32>(end - next) * message_lines;
@@ -451,7 +553,7 @@ __device__ void worker_loop(const KernelRing& launch, BlockMemory& block, Worker
       if (ready < message_lines) found_nothing(input, next, memory.lines, block, poller);
       else poller.idle = 0;
     } else {
-      ready = poller.wait(input, next, memory.lines, block, previous);
+      ready = poller.wait(input, next, memory.lines, block, previous, worker_of_block);
     }
     const u32 count = ready / message_lines;
     if (count == 0) continue;
@@ -523,7 +625,7 @@ __device__ void block_loop(const KernelRing& launch, BlockMemory& block, WorkerM
         const u32 ready =
             backlog ? read_lines<(chunk_message_lines + load_lines - 1) / load_lines>(
                           input, next, wanted, memory.lines)
-                    : poller.wait(input, next, memory.lines, block, next);
+                    : poller.wait(input, next, memory.lines, block, next, 0);
         if (backlog && ready < load_lines) poller.at_once = 0;
         if (backlog && ready < message_lines) {
           found_nothing(input, next, memory.lines, block, poller);
@@ -835,8 +937,13 @@ extern "C" __global__ void __launch_bounds__((RINGMEM_WORKERS + 1) * 32, 1)
   // Where the ring stands: the first launch starts at 0, one after a restart goes on.
   const u64 head =
       load_u64(&reinterpret_cast<const RingHeader*>(launch.input_ptr)->consumer.head);
+  static_assert(sizeof(BlockMemory) % 8 == 0);
+  for (u32 i = threadIdx.x; i < sizeof(BlockMemory) / 8; i += blockDim.x) {
+    reinterpret_cast<u64*>(&block)[i] = 0;
+  }
+  __syncthreads();
   if (threadIdx.x == 0) {
-    block = {};
+    for (Find& find : block.finds) find.index = found_none;
     block.drain_target = ~0ull;
     block.output_head =
         load_u64(&reinterpret_cast<const RingHeader*>(launch.output_ptr)->consumer.head);
