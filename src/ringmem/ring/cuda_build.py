@@ -20,7 +20,9 @@ __all__ = ["KERNEL", "LoopSettings", "build", "compile_handler_source", "needs_t
 KERNEL = "ringmem_ring_kernel"
 MAX_WORKERS = 31  # a block has at most 32 warps, one of which is the service warp
 LINE_NBYTES, LINE_PAYLOAD_NBYTES = 64, 56
-SCOUTS = 3
+# Idle workers that look for the next message too. 0 until benchmarks/ring_scouts.py has shown on a GPU
+# that they help.
+SCOUTS = 0
 
 Mode = Literal["lane", "order", "warp", "block"]
 _MODES: dict[Mode, int] = {"lane": 0, "order": 1, "warp": 2, "block": 3}
