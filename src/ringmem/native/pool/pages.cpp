@@ -153,7 +153,10 @@ Node* Pages::grow(Space& space, std::uint32_t units, Status* status, const char*
   for (;;) {
     const bool fine = attempt.fine;
     Node* node = remap(space, units, &attempt, status, failed);
-    if (node) return node;
+    if (node) {
+      if (attempt.pending.mask) streams_.record(attempt.pending);
+      return node;
+    }
     const std::size_t given_up = give_up(attempt.unfit);
     if (given_up) attempt.budget = std::min(room(), attempt.budget + given_up);
     else if (attempt.lacking && attempt.budget < room()) attempt.budget = room();

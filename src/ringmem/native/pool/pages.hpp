@@ -90,6 +90,7 @@ class Pages {
   struct Attempt {
     std::size_t budget = 0;       // bytes that may be created
     bool fine = false;            // new memory comes in single pages
+    Tag pending;                  // of large handles that could not be given back: not done yet
     // After a failure: what was lacking (0 if the driver failed), and handles to give back before
     // the next attempt, because what they hold would do if it came in other sizes.
     std::size_t lacking = 0;
@@ -99,7 +100,7 @@ class Pages {
               const char** failed);
   bool plan_pieces(Attempt* attempt, Plan* plan);
   bool leaves_little(const Plan& plan) const;
-  std::vector<std::uint32_t> large_sources(const Plan& plan) const;
+  std::vector<std::uint32_t> large_sources(const Plan& plan, Tag* pending) const;
   std::size_t give_up(const std::vector<std::uint32_t>& handles);
   std::uint32_t find_unfit(std::size_t nbytes) const;
   Window end_window(Space& space, std::uint32_t units) const;

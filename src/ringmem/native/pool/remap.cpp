@@ -207,11 +207,15 @@ bool Pages::leaves_little(const Plan& plan) const {
   return left < most_bytes() / 32;
 }
 
-// The handles of the plan that are larger than a page and could be given back at once.
-std::vector<std::uint32_t> Pages::large_sources(const Plan& plan) const {
+// The handles of the plan that are larger than a page and could be given back at once; `pending`:
+// whose work must be done before more could.
+std::vector<std::uint32_t> Pages::large_sources(const Plan& plan, Tag* pending) const {
   std::vector<std::uint32_t> large;
   for (const Source& source : plan.sources) {
-    if (!streams_.complete(source.tag)) continue;
+    if (!streams_.complete(source.tag)) {
+      *pending = joined(*pending, source.tag);
+      continue;
+    }
     for_each_handle(*source.node, [&](std::uint32_t index) {
       if (backing_.handle(index).nbytes > backing_.page_bytes()) large.push_back(index);
     });
@@ -244,7 +248,7 @@ bool Pages::plan_pieces(Attempt* attempt, Plan* plan) {
   }
   if (attempt->fine || !leaves_little(*plan)) return true;
   // Now that every page counts, what moves becomes single pages, if it can be had that way.
-  attempt->unfit = large_sources(*plan);
+  attempt->unfit = large_sources(*plan, &attempt->pending);
   attempt->fine = !attempt->unfit.empty();
   return !attempt->fine;
 }
