@@ -1,5 +1,6 @@
 // Replays exported traces on paper: bench_replay TRACE.bin… [name=value…]
-// Values: streams, late, reps, capacity (× peak live), limit (× peak live), tight, find.
+// Values: streams, late, reps, capacity (× peak live), limit (× peak live), tight, find (1: the
+// smallest device that survives, 2: told to the pool as its limit).
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -102,7 +103,8 @@ int main(int argc, char** argv) {
       double high = 1.3;
       while (high - low > 0.0005) {
         const double middle = (low + high) / 2;
-        (play(trace, set, middle, 0).result.completed ? high : low) = middle;
+        const double limit = set["find"] > 1 ? middle : 0;
+        (play(trace, set, middle, limit).result.completed ? high : low) = middle;
       }
       std::printf("%-16s smallest capacity / live %.4f\n", name, high);
     } else {

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 import ringmem
-from ringmem import PinnedPool, Pool
+from ringmem import NativePool, PinnedPool, Pool, UnifiedPool
 from ringmem.native import _native
 
 MIB = 1 << 20
@@ -85,6 +85,67 @@ def test_whatever_fails_nothing_is_lost(operation, when):
         if nth > calls:
             break
     assert 3 < nth < 999
+
+
+def host_use(device, make, stream):
+    """Grow, order frees after a stream, reuse, typed memory, trim, close."""
+    pool = make(device, arena_nbytes="2 MiB")
+    blocks = [pool.allocate(nbytes, stream) for nbytes in (100, 5000, MIB, 3 * MIB)]
+    blocks[0].record_stream(device.default_stream)
+    for block in blocks:
+        block.close()
+    with pool.empty(1000, "f4", stream):
+        pass
+    stream.synchronize()
+    pool.trim()
+    pool.close()
+
+
+def native_use(device, make, stream):
+    """Make, set, look, allocate on two streams, trim, destroy."""
+    pool = make(device, max_size="64 MiB", shareable=True)
+    pool.release_threshold = "1 MiB"
+    block = pool.allocate(MIB, stream)
+    block.record_stream(device.default_stream)
+    block.close()
+    with pool.empty(1000, "f4", stream):
+        pool.statistics()
+    stream.synchronize()
+    pool.reset_peaks()
+    pool.trim()
+    pool.destroy()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("make", "use"),
+    [(PinnedPool, host_use), (UnifiedPool, host_use), (NativePool, native_use)],
+)
+def test_whatever_fails_in_the_other_pools_nothing_is_lost(make, use, when):
+    """The same: what is dropped after a failure goes back, and the device is as it was."""
+    for nth in range(1, 1000):
+        driver = _native.FaultyDriver(_native.HostDriver(CONFIG))
+        device = ringmem.devices_of(driver)[0]
+        stream = device.create_stream()
+        before = sum(driver.calls.values())
+        driver.fail("*", nth=nth, when=when)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with contextlib.suppress(ringmem.RingmemError):
+                use(device, make, stream)
+            driver.clear()
+            calls = sum(driver.calls.values()) - before
+            gc.collect()
+        use(device, make, stream)
+        stream.close()
+        del stream, device
+        left = settled(driver)
+        if when == "before" and left.get("event") == 1:
+            del left["event"]  # its destruction was what failed, and nobody waits for that
+        assert left == {}, nth
+        if nth > calls:
+            break
+    assert 8 < nth < 999
 
 
 def settled(driver):

@@ -1,11 +1,13 @@
 """The driver's own pools: properties, figures, peers, other processes, a clean end."""
 
+import gc
 import os
 
 import pytest
 
 import ringmem
 from ringmem import NativePool
+from ringmem.native import _native
 
 MIB = 1 << 20
 
@@ -63,17 +65,92 @@ def test_typed_memory_and_scopes(device):
         buffer.close()
 
 
-def test_a_failing_destroy_reports_and_leaves_no_handle(faulty):
+def pools_on(driver):
+    """How many pools live on a FaultyDriver once the reaper has done its work."""
+    gc.collect()
+    _native.flush_reaper(10.0)
+    return driver.live.get("pool", 0)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_failing_destroy_reports_and_leaves_no_handle(faulty, when, times):
     device = ringmem.devices_of(faulty)[0]
     pool = NativePool(device)
-    block = pool.allocate(1000)
-    faulty.fail("pool_destroy", nth=1, when="after")
-    with pytest.raises(ringmem.DriverError, match=r"1 blocks of 1000 B") as caught:
+    pool.allocate(1000).close()
+    for nth in range(1, times + 1):
+        faulty.fail("pool_destroy", nth=nth, when=when)
+    with pytest.raises(ringmem.DriverError, match="no block was alive") as caught:
         pool.destroy()
     assert caught.value.operation == "cuMemPoolDestroy"
     assert pool.closed
     pool.destroy()
+    assert pools_on(faulty) == 0
+
+
+def test_destroy_names_what_lives_and_refuses(faulty):
+    device = ringmem.devices_of(faulty)[0]
+    pool = NativePool(device)
+    blocks = [pool.allocate(1000), pool.allocate(3 * MIB)]
+    for _ in range(2):
+        with pytest.raises(ringmem.InvalidValueError, match=r"2 live blocks of 3.001 MiB"):
+            pool.destroy()
+    assert not pool.closed
+    assert "pool_destroy" not in faulty.calls or faulty.calls["pool_destroy"] == 0
+    pool.allocate(10).close()
+    for block in blocks:
+        block.close()
+    pool.destroy()
+    assert pools_on(faulty) == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_destroy_when_unused_waits_for_the_last_block(faulty, fails):
+    device = ringmem.devices_of(faulty)[0]
+    pool = NativePool(device)
+    blocks = [pool.allocate(1000), pool.empty(1000, "f4")]
+    pool.destroy(when_unused=True)
+    assert pool.closed
+    with pytest.raises(ringmem.ClosedError):
+        pool.allocate(1)
+    if fails:
+        faulty.fail("pool_destroy", nth=1)
+    blocks.pop().close()
+    assert faulty.live["pool"] == 1
+    blocks.pop().close()
+    assert pools_on(faulty) == 0
+    pool.destroy()
+
+
+def test_a_pool_dropped_with_live_blocks_is_destroyed_after_them(faulty):
+    device = ringmem.devices_of(faulty)[0]
+    block = NativePool(device).allocate(1000)
+    gc.collect()
+    assert faulty.live["pool"] == 1
     block.close()
+    del block
+    assert pools_on(faulty) == 0
+
+
+def test_an_exception_in_the_with_block_is_not_hidden_by_live_blocks(faulty):
+    device = ringmem.devices_of(faulty)[0]
+    with pytest.raises(KeyError), NativePool(device) as pool:
+        block = pool.allocate(1000)
+        raise KeyError
+    block.close()
+    assert pools_on(faulty) == 0
+
+
+def test_memory_that_runs_out_leaves_a_pool_that_can_be_destroyed(faulty):
+    device = ringmem.devices_of(faulty)[0]
+    pool = NativePool(device, max_size="16 MiB")
+    block = pool.allocate(MIB)
+    with pytest.raises(ringmem.OutOfMemoryError):
+        pool.allocate(64 * MIB)
+    assert (pool.live, pool.live_nbytes) == (1, MIB)
+    pool.destroy(when_unused=True)
+    block.close()
+    assert pools_on(faulty) == 0
 
 
 def test_a_failing_creation_leaves_no_pool(faulty):

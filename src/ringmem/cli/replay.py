@@ -324,7 +324,7 @@ class _Loop:
             if number % _EVERY == 0:
                 self._progress(number)
             if kind == 1:
-                stream = (in_trace or id_) % self._streams
+                stream = (id_ if trace.streams == 1 else in_trace) % self._streams
                 try:
                     start = now()
                     token = allocate(nbytes, stream)

@@ -252,24 +252,35 @@ class NativePool(_native.DriverPoolBase):
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def destroy(self) -> None:
-        """Destroy the pool, unless it is the default one. Idempotent.
+    def destroy(self, when_unused: bool = False) -> None:
+        """Destroy the pool; of the default one only let go. Idempotent.
 
-        Whatever the driver answers, no handle is left behind and the pool is closed. Live blocks
-        stay valid: the driver keeps their memory until they are freed.
+        Parameters
+        ----------
+        when_unused : bool, default False
+            With blocks alive: take no more allocations, and destroy the pool when the last of them
+            is freed.
 
         Raises
         ------
+        InvalidValueError
+            Blocks are alive, the message says how many, and `when_unused` is not set. The pool is
+            as it was. (Drivers take a pool with live blocks, too; some break the process by it.)
         DriverError
-            The driver refused; the message says what was still alive.
+            The driver refused. The pool is closed, and its handle is not left behind: destruction
+            is tried again in the background.
         """
         alive = self.live, self.live_nbytes
-        status = self.native_destroy()
+        refused, status = self.native_destroy(bool(when_unused))
+        if refused:
+            raise InvalidValueError(
+                f"{self!r} has {alive[0]} live blocks of {format_nbytes(alive[1])}: close them "
+                "first, or destroy(when_unused=True)"
+            )
         if status != 0:
             name = f"CUDA_ERROR_{status}"
             raise DriverError(
-                f"cuMemPoolDestroy failed with {name} on {self.device.name}; alive were "
-                f"{alive[0]} blocks of {format_nbytes(alive[1])}",
+                f"cuMemPoolDestroy failed with {name} on {self.device.name}; no block was alive",
                 operation="cuMemPoolDestroy",
                 code=status,
                 name=name,
@@ -281,7 +292,7 @@ class NativePool(_native.DriverPoolBase):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.destroy()
+        self.destroy(when_unused=exc[0] is not None)
 
     def __repr__(self) -> str:
         if self.closed:

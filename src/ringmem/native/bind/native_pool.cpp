@@ -98,9 +98,15 @@ void bind_driver_pool(nb::module_& m) {
                    "int: blocks allocated here and not freed.")
       .def_prop_ro("live_nbytes", [](NativeDriverPool& self) { return self.pool->live_bytes(); },
                    "int: bytes in them.")
-      .def("native_destroy", [](NativeDriverPool& self) {
-        return static_cast<int>(status_of([&] { return self.pool->destroy(); }));
-      }, "Gives the handle up; returns the driver's status.")
+      .def("native_destroy", [](NativeDriverPool& self, bool when_unused) {
+        DriverPool::Destroyed done;
+        {
+          nb::gil_scoped_release released;
+          done = self.pool->destroy(when_unused);
+        }
+        return std::pair(done.refused, static_cast<int>(done.status));
+      }, nb::arg("when_unused"),
+      "Destroys the pool; returns whether it refused, and the driver's status.")
       .def("export_pointer", &export_pointer, nb::arg("ptr"))
       .def("native_import_pointer", &import_pointer, nb::arg("data"));
   add_fast_method(cls, &allocate_method);

@@ -24,10 +24,17 @@ class DriverPool final : public Allocator {
   PoolHandle handle() const;  // throws Closed
   bool owned() const noexcept { return owned_; }
   bool imported() const noexcept { return imported_; }
-  bool closed() const noexcept { return handle_.load() == 0; }
-  // Gives the handle up, whatever the driver says to that. Blocks that live stay valid; the driver
-  // keeps their memory until they are freed.
-  Status destroy() noexcept;
+  bool closed() const noexcept { return closed_.load(); }
+
+  struct Destroyed {
+    bool refused = false;              // blocks live, and the pool is as it was
+    Status status = Status::success;   // what the driver said
+  };
+  // Destroys an owned pool; lets go of the default one. With live blocks it refuses, or with
+  // `when_unused` takes no more allocations and is destroyed when the last block is freed: drivers
+  // allow more, but one of 580 breaks the process later when a pool goes that has live blocks.
+  // Whatever the driver answers, the handle is not left behind: it is tried again. Idempotent.
+  Destroyed destroy(bool when_unused = false) noexcept;
   std::size_t live() const noexcept { return live_.load(std::memory_order_relaxed); }
   std::size_t live_bytes() const noexcept { return live_bytes_.load(std::memory_order_relaxed); }
   const DriverRef& driver() const noexcept { return driver_; }
@@ -38,7 +45,11 @@ class DriverPool final : public Allocator {
   const int device_;
   const bool owned_;
   const bool imported_;
+  // Destroys the handle, once. `later`: on failure the reaper tries again.
+  Status release(bool later) noexcept;
+
   std::atomic<PoolHandle> handle_;
+  std::atomic<bool> closed_{false};
   StreamOrderedAllocator blocks_;  // allocates and frees on the handle
   std::atomic<std::size_t> live_{0};
   std::atomic<std::size_t> live_bytes_{0};

@@ -67,6 +67,11 @@ Status Backing::open_chunks(std::size_t nbytes) {
   return Status::success;
 }
 
+DevicePtr Backing::real_of_chunk(DevicePtr ptr) const noexcept {
+  const Handle& handle = handles_[handle_at(ptr)];
+  return handle.id + (ptr - handle.at);
+}
+
 DevicePtr Backing::name_of(DevicePtr real) const noexcept {
   for (const Handle& handle : handles_) {
     if (handle.at && real >= handle.id && real - handle.id < handle.nbytes) {

@@ -49,9 +49,7 @@ class Backing {
   Status open_chunks(std::size_t nbytes);
   bool chunked() const noexcept { return chunked_; }
   DevicePtr real(DevicePtr ptr) const noexcept {
-    if (!chunked_) [[likely]] return ptr;
-    const Handle& handle = handles_[handle_at(ptr)];
-    return handle.id + (ptr - handle.at);
+    return chunked_ ? real_of_chunk(ptr) : ptr;
   }
   // The other way; 0 if no chunk holds it.
   DevicePtr name_of(DevicePtr real) const noexcept;
@@ -84,6 +82,7 @@ class Backing {
   void reset_peak() noexcept { counters_.peak_reserved.store(counters_.reserved.load()); }
 
  private:
+  [[gnu::cold]] DevicePtr real_of_chunk(DevicePtr ptr) const noexcept;
   Status make(std::size_t nbytes, PhysicalHandle* id) noexcept;
   Status create(Piece* piece);
   Status grant(const std::vector<Piece>& pieces) noexcept;

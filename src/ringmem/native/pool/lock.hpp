@@ -25,7 +25,7 @@ class SpinLock {
   void unlock() noexcept { held_.store(false, std::memory_order_release); }
 
  private:
-  void wait() noexcept {
+  [[gnu::noinline, gnu::cold]] void wait() noexcept {
     for (int spin = 0; held_.load(std::memory_order_relaxed); ++spin) {
       if (spin < 128) relax();
       else std::this_thread::yield();

@@ -107,24 +107,29 @@ std::size_t Pages::growth_step(const Space& space) const noexcept {
   return round_up(std::clamp(share, page, std::max(page, 32 * mib)), page);
 }
 
-// The size of new handles. Large ones cost fewer calls; but one live block holds a whole handle in
-// its place, and what is free in it cannot move. A 1/768 of the pool keeps the number of
-// handles in the low thousands and what is held in vain below two percent (docs/pool-design.md);
-// single pages where room runs out.
-std::size_t Pages::handle_bytes() const noexcept {
-  const std::size_t page = backing_.page_bytes();
-  const std::size_t share = backing_.counters().reserved.load(relaxed) / (options_.tight ? 2048 : 768);
-  return std::max(page, std::min({share, room() / 128, 64 * mib}) / page * page);
-}
-
-void Pages::cut_pieces(DevicePtr at, std::size_t nbytes,
+// Handles for `nbytes`. Large ones cost fewer calls; but one live block holds a whole handle in its
+// place, and what is free in it cannot move. Blocks end where others ended before, more or less, so
+// handles are single pages at both ends and grow to 1/16 of the distance from the nearer end: then
+// what a block of another size leaves free can mostly move. No smaller than 1/2048 of what is
+// reserved (with `tight`: no larger), to keep their number in the low thousands; nor larger than
+// 1/32 of the room there still is, because what is created last has to fit between everything else.
+// `fine`: single pages. The figures are in docs/pool-design.md.
+void Pages::cut_pieces(DevicePtr at, std::size_t nbytes, bool fine,
                        std::vector<Backing::Piece>* pieces) const {
-  const std::size_t largest = handle_bytes();
+  const std::size_t page = backing_.page_bytes();
+  const std::size_t least = backing_.counters().reserved.load(relaxed) / 2048;
+  const std::size_t largest = options_.tight ? least : 64 * mib;
+  std::size_t left = room();
+  std::size_t done = 0;
   while (nbytes) {
-    const std::size_t piece = std::min(nbytes, largest);
+    const std::size_t graded = std::max(std::min(done, nbytes) / 16, least);
+    std::size_t piece = fine ? page : std::min({graded, left / 32, largest}) / page * page;
+    piece = std::min(std::max(piece, page), nbytes);
     pieces->push_back({at, piece, Backing::none});
     at += piece;
     nbytes -= piece;
+    done += piece;
+    left -= std::min(left, piece);
   }
 }
 
@@ -143,16 +148,19 @@ Node* Pages::grow(Space& space, std::uint32_t units, Status* status, const char*
   const Timer moving(remap_ns_);
   sweep();
   if (device_room_ != SIZE_MAX) ask_device();
-  // Free handles first. Where they are too large, one is given back for room to create what fits;
-  // and where there are none, room is used that tightness would not.
-  std::size_t budget = options_.tight ? 0 : room();
-  for (std::size_t left = 0;;) {
-    Node* node = remap(space, units, budget, &left, status, failed);
-    if (node || left == 0) return node;
-    const std::size_t released = release_one(left);
-    if (released) budget = std::min(room(), budget + released);
-    else if (budget < room()) budget = room();
-    else return nullptr;
+  Attempt attempt;
+  attempt.budget = options_.tight ? 0 : room();
+  for (;;) {
+    const bool fine = attempt.fine;
+    Node* node = remap(space, units, &attempt, status, failed);
+    if (node) {
+      if (attempt.pending.mask) streams_.record(attempt.pending);
+      return node;
+    }
+    const std::size_t given_up = give_up(attempt.unfit);
+    if (given_up) attempt.budget = std::min(room(), attempt.budget + given_up);
+    else if (attempt.lacking && attempt.budget < room()) attempt.budget = room();
+    else if (attempt.fine == fine) return nullptr;
   }
 }
 
@@ -172,7 +180,7 @@ Node* Pages::create_at_end(Space& space, std::uint32_t units, Status* status,
     claim(space, &window);
   }
   Plan plan{&space, std::move(window), {}, {}, {}};
-  cut_pieces(plan.window.parts.back()->ptr, nbytes, &plan.pieces);
+  cut_pieces(plan.window.parts.back()->ptr, nbytes, false, &plan.pieces);
   *status = backing_.fill(plan.pieces, failed);
   if (!ok(*status)) {
     if (*status == Status::out_of_memory) ask_device();

@@ -87,10 +87,22 @@ class Pages {
   Status open_range(std::size_t device_bytes, const char** failed);
   Node* create_chunk(Space& space, std::uint32_t units, Status* status, const char** failed);
   Node* create_at_end(Space& space, std::uint32_t units, Status* status, const char** failed);
-  // Creates no more than `budget`. On failure `left` is what was lacking, 0 if the driver failed.
-  Node* remap(Space& space, std::uint32_t units, std::size_t budget, std::size_t* left,
-              Status* status, const char** failed);
-  std::size_t release_one(std::size_t nbytes);
+  struct Attempt {
+    std::size_t budget = 0;       // bytes that may be created
+    bool fine = false;            // new memory comes in single pages
+    Tag pending;                  // of large handles that could not be given back: not done yet
+    // After a failure: what was lacking (0 if the driver failed), and handles to give back before
+    // the next attempt, because what they hold would do if it came in other sizes.
+    std::size_t lacking = 0;
+    std::vector<std::uint32_t> unfit;
+  };
+  Node* remap(Space& space, std::uint32_t units, Attempt* attempt, Status* status,
+              const char** failed);
+  bool plan_pieces(Attempt* attempt, Plan* plan);
+  bool leaves_little(const Plan& plan) const;
+  std::vector<std::uint32_t> large_sources(const Plan& plan, Tag* pending) const;
+  std::size_t give_up(const std::vector<std::uint32_t>& handles);
+  std::uint32_t find_unfit(std::size_t nbytes) const;
   Window end_window(Space& space, std::uint32_t units) const;
   Window find_window(Space& space, std::uint32_t units) const;
   void claim(Space& space, Window* window);
@@ -109,9 +121,11 @@ class Pages {
   Node* commit(Plan* plan, std::uint32_t units);
   void roll_back(Plan* plan);
   void roll_back_locked(Plan* plan, bool unmapped);
-  std::size_t handle_bytes() const noexcept;
-  void cut_pieces(DevicePtr at, std::size_t nbytes, std::vector<Backing::Piece>* pieces) const;
+  std::size_t fresh_bytes(std::size_t lacking, std::size_t budget, bool all) const noexcept;
+  void cut_pieces(DevicePtr at, std::size_t nbytes, bool fine,
+                  std::vector<Backing::Piece>* pieces) const;
   std::size_t room() const noexcept;
+  std::size_t most_bytes() const noexcept { return backing_.counters().reserved.load() + room(); }
   void ask_device() noexcept;
   std::size_t growth_step(const Space& space) const noexcept;
 

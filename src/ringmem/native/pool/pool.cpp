@@ -49,42 +49,57 @@ void Pool::check_open() const {
 
 // --- allocate ------------------------------------------------------------------------------------
 
-// The block freed last on this stream, if it has the size; else it is handed out as `parked`, to be
-// given back to the heap.
-bool Pool::take_parked(std::size_t nbytes, Shard& shard, Block* block, Node** parked) noexcept {
+// The block freed last on this stream, if it has the size. Everything that is not on the way of a
+// hit is a call of its own: the registers it would need are then not saved here.
+inline Pool::Parked Pool::take_parked(std::size_t nbytes, Shard& shard, Block* block) noexcept {
   const SpinGuard guard(shard.lock);
   Node* node = shard.parked;
-  if (!node) return false;
+  if (!node) return Parked::none;
+  if (node->units != (nbytes + unit_bytes - 1) / unit_bytes) return Parked::other;
   shard.parked = nullptr;
-  if (node->units != units_for(nbytes)) {
-    ++shard.changes;
-    shard.settle(levels_);
-    *parked = node;
-    return false;
-  }
   node->requested = nbytes;
   node->tag = {0, shard.changes};
   node->become(NodeState::live);
   shard.count_allocation(nbytes, node->nbytes(), levels_);
   *block = {address(node), nbytes, node};
-  return true;
+  return Parked::taken;
 }
 
 bool Pool::try_allocate(std::size_t nbytes, StreamHandle stream, Block* block) noexcept {
   if (gate_.load(relaxed) != fork_generation.load(relaxed)) [[unlikely]] return false;
   const int slot = streams_.slot_of(stream);
   if (slot == StreamOrder::shared_slot || nbytes - 1 >= largest_request) [[unlikely]] return false;
-  Shard& shard = shards_[slot];
-  if (options_.policy != PoolPolicy::best_fit) [[unlikely]] {
-    Node* node = take_binned(units_for(nbytes), shard);
-    if (!node) return false;
-    *block = finish(node, nbytes, slot);
-    return true;
-  }
+  Shard& shard = shards_[static_cast<std::size_t>(slot)];
+  if (options_.policy != PoolPolicy::best_fit) [[unlikely]] return try_binned(nbytes, slot, block);
   if (nbytes <= small_limit) return pop_small(nbytes, small_class(nbytes), shard, block);
+  const Parked parked = take_parked(nbytes, shard, block);
+  if (parked == Parked::taken) [[likely]] return true;
+  return try_free_node(nbytes, slot, stream, parked == Parked::other, block);
+}
+
+bool Pool::try_binned(std::size_t nbytes, int slot, Block* block) noexcept {
+  Node* node = take_binned(units_for(nbytes), shards_[static_cast<std::size_t>(slot)]);
+  if (node) *block = finish(node, nbytes, slot);
+  return node != nullptr;
+}
+
+// What is parked has another size: it goes back to the heap first, where it may be part of the best
+// fit.
+void Pool::unpark(Shard& shard) noexcept {
   Node* parked = nullptr;
-  if (take_parked(nbytes, shard, block, &parked)) [[likely]] return true;
-  if (parked) give_back(parked, parked->tag);
+  {
+    const SpinGuard guard(shard.lock);
+    parked = std::exchange(shard.parked, nullptr);
+    if (!parked) return;
+    ++shard.changes;
+    shard.settle(levels_);
+  }
+  give_back(parked, parked->tag);
+}
+
+bool Pool::try_free_node(std::size_t nbytes, int slot, StreamHandle stream, bool parked,
+                         Block* block) noexcept {
+  if (parked) unpark(shards_[static_cast<std::size_t>(slot)]);
   Space& space = nbytes < medium_limit ? heap_.medium : heap_.large;
   Node* node = search({&space, units_for(nbytes), 0, slot, stream});
   if (!node) return false;
@@ -163,39 +178,46 @@ Status Pool::deallocate(const Block& block, StreamHandle stream) noexcept {
   if (slot == StreamOrder::shared_slot || (others & slotless)) [[unlikely]] {
     return deallocate_slotless(shard, node, slot, stream);
   }
-  const Tag tag = streams_.stamp(slot, others);
-  Node* leaving = nullptr;
   const bool own = slot == home && others == 0;
-  if (options_.policy != PoolPolicy::best_fit && own) [[unlikely]] {
-    node->tag = tag;
-    node->become(NodeState::parked);
-    shard.bins[node->units].push_back(node);
-    shard.lock.unlock();
-    after_free();
-    return Status::success;
+  if (own && options_.policy != PoolPolicy::best_fit) [[unlikely]] {
+    return deallocate_binned(shard, node, streams_.stamp(slot));
   }
-  if (own && node->tag.seq == shard.changes) [[likely]] {
-    node->tag = tag;
-    node->become(NodeState::parked);
-    leaving = shard.parked;
-    shard.parked = node;
-    node = nullptr;
-  } else {
-    node->become(NodeState::busy);
-    leaving = shard.parked;
-    shard.parked = nullptr;
-    ++shard.changes;
-    shard.settle(levels_);
+  if (!own || node->tag.seq != shard.changes) {
+    return deallocate_to_heap(shard, node, streams_.stamp(slot, others));
   }
+  node->tag = streams_.stamp(slot);
+  node->become(NodeState::parked);
+  Node* leaving = std::exchange(shard.parked, node);
   shard.lock.unlock();
-  if (leaving) give_back(leaving, leaving->tag);
-  if (node) give_back(node, tag);
+  if (leaving) [[unlikely]] give_back(leaving, leaving->tag);
   after_free();
   return Status::success;
 }
 
-// A stream without a slot of its own has a part in it: events are recorded now. Entered with the
-// shard's lock, which it gives up.
+// Something happened on the stream since the block was allocated, or other streams used it. Entered
+// with the shard's lock, which it gives up; so are the next two.
+Status Pool::deallocate_to_heap(Shard& shard, Node* node, Tag tag) noexcept {
+  node->become(NodeState::busy);
+  Node* leaving = std::exchange(shard.parked, nullptr);
+  ++shard.changes;
+  shard.settle(levels_);
+  shard.lock.unlock();
+  if (leaving) give_back(leaving, leaving->tag);
+  give_back(node, tag);
+  after_free();
+  return Status::success;
+}
+
+Status Pool::deallocate_binned(Shard& shard, Node* node, Tag tag) noexcept {
+  node->tag = tag;
+  node->become(NodeState::parked);
+  shard.bins[node->units].push_back(node);
+  shard.lock.unlock();
+  after_free();
+  return Status::success;
+}
+
+// A stream without a slot of its own has a part in it: events are recorded now.
 Status Pool::deallocate_slotless(Shard& shard, Node* node, int slot,
                                  StreamHandle stream) noexcept {
   node->become(NodeState::busy);
@@ -219,10 +241,8 @@ Tag Pool::stamp_slotless(int slot, StreamHandle stream, std::uint64_t others,
   return tag;
 }
 
-// A release threshold, and a pool that closes when nothing lives any more, act after a free.
-void Pool::after_free() noexcept {
+void Pool::trim_after_free() noexcept {
   const std::size_t threshold = threshold_.load(relaxed);
-  if (threshold == unlimited && gate_.load(relaxed) != gate_closed) [[likely]] return;
   try {
     if (closed()) {
       if (live_count() == 0) (void)trim(0);

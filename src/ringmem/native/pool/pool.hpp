@@ -121,16 +121,31 @@ class Pool final : public Allocator {
   DevicePtr address(const pool::Node* node) const noexcept {
     return pages_.backing().real(node->ptr);
   }
-  bool take_parked(std::size_t nbytes, pool::Shard& shard, Block* block,
-                   pool::Node** parked) noexcept;
+  // Noinline is what is not on the way of a hit: the registers it needs are then not saved there.
+  enum class Parked { taken, none, other };
+  Parked take_parked(std::size_t nbytes, pool::Shard& shard, Block* block) noexcept;
+  [[gnu::noinline]] bool try_free_node(std::size_t nbytes, int slot, StreamHandle stream,
+                                       bool parked, Block* block) noexcept;
+  [[gnu::noinline]] bool try_binned(std::size_t nbytes, int slot, Block* block) noexcept;
+  [[gnu::noinline]] Status deallocate_to_heap(pool::Shard& shard, pool::Node* node,
+                                              pool::Tag tag) noexcept;
+  [[gnu::noinline]] Status deallocate_binned(pool::Shard& shard, pool::Node* node,
+                                             pool::Tag tag) noexcept;
+  void unpark(pool::Shard& shard) noexcept;
   Block finish(pool::Node* node, std::size_t nbytes, int slot) noexcept;
   Block allocate_slow(std::size_t nbytes, std::size_t alignment, int slot, StreamHandle stream);
-  void give_back(pool::Node* node, pool::Tag tag) noexcept;
-  Status deallocate_slotless(pool::Shard& shard, pool::Node* node, int slot,
+  [[gnu::noinline]] void give_back(pool::Node* node, pool::Tag tag) noexcept;
+  [[gnu::noinline]] Status deallocate_slotless(pool::Shard& shard, pool::Node* node, int slot,
                              StreamHandle stream) noexcept;
   pool::Tag stamp_slotless(int slot, StreamHandle stream, std::uint64_t others,
                            const std::vector<StreamHandle>& users) noexcept;
-  void after_free() noexcept;
+  // A release threshold, and a pool that closes when nothing lives any more, act after a free.
+  void after_free() noexcept {
+    if (threshold_.load(std::memory_order_relaxed) != unlimited || closed()) [[unlikely]] {
+      trim_after_free();
+    }
+  }
+  [[gnu::noinline]] void trim_after_free() noexcept;
   void check_open() const;
 
   // pool_small.cpp
@@ -138,9 +153,12 @@ class Pool final : public Allocator {
   Block allocate_small(std::size_t nbytes, int slot, StreamHandle stream);
   pool::Span* new_span(int size_class, int slot, StreamHandle stream);
   bool reclaim(pool::Shard& shard, int size_class, int slot, StreamHandle stream);
-  pool::Span* give_small(pool::Shard& shard, pool::Span* span, pool::SmallBlock* small) noexcept;
   Status deallocate_small(pool::SmallBlock* small, const Block& block,
                           StreamHandle stream) noexcept;
+  [[gnu::noinline]] Status deallocate_shared(pool::Shard& shard, pool::SmallBlock* small, int slot,
+                                             StreamHandle stream) noexcept;
+  [[gnu::noinline]] Status deallocate_span(pool::Shard& shard, pool::Span* span,
+                                           int home) noexcept;
   void drop_span(pool::Span* span, int slot) noexcept;
   pool::Span* empty_spans(pool::Shard& shard);
 

@@ -76,45 +76,56 @@ bool Pool::reclaim(Shard& shard, int size_class, int slot, StreamHandle stream) 
   return false;
 }
 
-// Returns the span if it is empty now and another of its class is there: it may go.
-Span* Pool::give_small(Shard& shard, Span* span, SmallBlock* small) noexcept {
-  if (span->free == 0) shard.link(span);
-  span->push(small);
-  if (span->free < span->count || (!span->prev && !span->next)) return nullptr;
-  shard.unlink(span);
-  ++shard.changes;
-  return span;
-}
-
 Status Pool::deallocate_small(SmallBlock* small, const Block& block,
                               StreamHandle stream) noexcept {
   Span* span = Span::of(small);
   const int slot = streams_.slot_of(stream);
   const int home = span->home.load(relaxed);
-  Shard& shard = shards_[home];
-  Span* empty = nullptr;
-  {
-    const SpinGuard guard(shard.lock);
-    if (small->state != SmallState::live || span->home.load(relaxed) != home ||
-        span->ptr_of(*small) != block.ptr) [[unlikely]] {
-      return Status::illegal_state;
-    }
-    shard.count_free(small->requested, span->block_bytes);
-    if (slot == home && !small->shared) [[likely]] {
-      empty = give_small(shard, span, small);
-    } else {
-      std::uint64_t others = 0;
-      std::vector<StreamHandle> users;
-      if (small->shared) {
-        others = shard.shared.extract(small).mapped();
-        if (auto entry = shard.slotless.extract(small)) users = std::move(entry.mapped());
-        small->shared = false;
-      }
-      small->state = SmallState::pending;
-      shard.pending.push_back({small, stamp_slotless(slot, stream, others, users)});
-    }
+  Shard& shard = shards_[static_cast<std::size_t>(home)];
+  shard.lock.lock();
+  if (small->state != SmallState::live || span->home.load(relaxed) != home ||
+      span->ptr_of(*small) != block.ptr) [[unlikely]] {
+    shard.lock.unlock();
+    return Status::illegal_state;
   }
-  if (empty) drop_span(empty, home);
+  shard.count_free(small->requested, span->block_bytes);
+  if (slot != home || small->shared) [[unlikely]] {
+    return deallocate_shared(shard, small, slot, stream);
+  }
+  if (span->free == 0) shard.link(span);
+  span->push(small);
+  if (span->free == span->count && (span->prev || span->next)) [[unlikely]] {
+    return deallocate_span(shard, span, home);
+  }
+  shard.lock.unlock();
+  after_free();
+  return Status::success;
+}
+
+// Another stream than the span's used it: it comes back when that is in order. Entered with the
+// shard's lock, which it gives up; so is the next one.
+Status Pool::deallocate_shared(Shard& shard, SmallBlock* small, int slot,
+                               StreamHandle stream) noexcept {
+  std::uint64_t others = 0;
+  std::vector<StreamHandle> users;
+  if (small->shared) {
+    others = shard.shared.extract(small).mapped();
+    if (auto entry = shard.slotless.extract(small)) users = std::move(entry.mapped());
+    small->shared = false;
+  }
+  small->state = SmallState::pending;
+  shard.pending.push_back({small, stamp_slotless(slot, stream, others, users)});
+  shard.lock.unlock();
+  after_free();
+  return Status::success;
+}
+
+// The span is empty now, and another of its class is there: it may go.
+Status Pool::deallocate_span(Shard& shard, Span* span, int home) noexcept {
+  shard.unlink(span);
+  ++shard.changes;
+  shard.lock.unlock();
+  drop_span(span, home);
   after_free();
   return Status::success;
 }

@@ -180,9 +180,85 @@ std::size_t Pages::find_sources(std::size_t lacking, Plan* plan) {
   return lacking;
 }
 
-Node* Pages::remap(Space& space, std::uint32_t units, std::size_t budget, std::size_t* lacking,
-                   Status* status, const char** failed) {
-  *lacking = 0;
+// --- the plan --------------------------------------------------------------------------------------
+
+// How much of what a run lacks is created though free pages could move there. Moving costs as much
+// as creating, and room that is left is used up sooner or later, behind the run: then the run lies
+// in the middle, where it can never be extended. The last 1/64 is for what is small.
+std::size_t Pages::fresh_bytes(std::size_t lacking, std::size_t budget, bool all) const noexcept {
+  if (options_.tight) return 0;
+  const std::size_t spared = all ? 0 : most_bytes() / 64;
+  return std::min(budget > spared ? budget - spared : 0, lacking) / backing_.page_bytes() *
+         backing_.page_bytes();
+}
+
+// Whether the plan leaves so little that what large handles hold in vain counts.
+bool Pages::leaves_little(const Plan& plan) const {
+  std::size_t left = room();
+  for (const Backing::Piece& piece : plan.pieces) {
+    if (piece.handle == Backing::none) left -= std::min(left, piece.nbytes);
+  }
+  const auto page_units = static_cast<std::uint32_t>(backing_.page_bytes() / unit_bytes);
+  for (const Space* space : {&heap_.medium, &heap_.large}) {
+    space->for_each_free(page_units, [&](const Node* node) {
+      for_each_handle(*node, [&](std::uint32_t index) { left += backing_.handle(index).nbytes; });
+    });
+  }
+  return left < most_bytes() / 32;
+}
+
+// The handles of the plan that are larger than a page and could be given back at once; `pending`:
+// whose work must be done before more could.
+std::vector<std::uint32_t> Pages::large_sources(const Plan& plan, Tag* pending) const {
+  std::vector<std::uint32_t> large;
+  for (const Source& source : plan.sources) {
+    if (!streams_.complete(source.tag)) {
+      *pending = joined(*pending, source.tag);
+      continue;
+    }
+    for_each_handle(*source.node, [&](std::uint32_t index) {
+      if (backing_.handle(index).nbytes > backing_.page_bytes()) large.push_back(index);
+    });
+  }
+  return large;
+}
+
+// What fills the holes of the window; false if there is not enough. Under the heap lock.
+bool Pages::plan_pieces(Attempt* attempt, Plan* plan) {
+  std::size_t budget = attempt->budget;
+  for (std::size_t i = 0; i < plan->window.parts.size(); ++i) {
+    if (plan->window.was_free[i]) continue;
+    const Node* part = plan->window.parts[i];
+    const std::size_t first = plan->handles.size();
+    const std::size_t fresh = fresh_bytes(part->nbytes(), budget, attempt->fine);
+    const std::size_t left = fresh + find_sources(part->nbytes() - fresh, plan);
+    DevicePtr at = part->ptr;
+    for (std::size_t k = first; k < plan->handles.size(); ++k) {
+      const std::size_t nbytes = backing_.handle(plan->handles[k]).nbytes;
+      plan->pieces.push_back({at, nbytes, plan->handles[k]});
+      at += nbytes;
+    }
+    if (left > budget) {
+      attempt->lacking = left - budget;
+      if (const std::uint32_t one = find_unfit(attempt->lacking)) attempt->unfit = {one};
+      return false;
+    }
+    budget -= left;
+    cut_pieces(at, left, attempt->fine, &plan->pieces);
+  }
+  if (attempt->fine || !leaves_little(*plan)) return true;
+  // Now that every page counts, what moves becomes single pages, if it can be had that way.
+  attempt->unfit = large_sources(*plan, &attempt->pending);
+  attempt->fine = !attempt->unfit.empty();
+  return !attempt->fine;
+}
+
+// --- the move --------------------------------------------------------------------------------------
+
+Node* Pages::remap(Space& space, std::uint32_t units, Attempt* attempt, Status* status,
+                   const char** failed) {
+  attempt->lacking = 0;
+  attempt->unfit.clear();
   Plan plan{&space, {}, {}, {}, {}};
   *failed = nullptr;
   *status = Status::success;
@@ -191,26 +267,7 @@ Node* Pages::remap(Space& space, std::uint32_t units, std::size_t budget, std::s
     plan.window = find_window(space, units);
     if (plan.window.missing == SIZE_MAX) return nullptr;
     claim(space, &plan.window);
-    bool enough = true;
-    for (std::size_t i = 0; i < plan.window.parts.size() && enough; ++i) {
-      if (plan.window.was_free[i]) continue;
-      const Node* part = plan.window.parts[i];
-      const std::size_t first = plan.handles.size();
-      const std::size_t left = find_sources(part->nbytes(), &plan);
-      DevicePtr at = part->ptr;
-      for (std::size_t k = first; k < plan.handles.size(); ++k) {
-        const std::size_t nbytes = backing_.handle(plan.handles[k]).nbytes;
-        plan.pieces.push_back({at, nbytes, plan.handles[k]});
-        at += nbytes;
-      }
-      enough = left <= budget;
-      if (!enough) *lacking = left - budget;
-      if (enough) {
-        budget -= left;
-        cut_pieces(at, left, &plan.pieces);
-      }
-    }
-    if (!enough) {
+    if (!plan_pieces(attempt, &plan)) {
       roll_back_locked(&plan, true);
       return nullptr;
     }
@@ -223,34 +280,41 @@ Node* Pages::remap(Space& space, std::uint32_t units, std::size_t budget, std::s
   return commit(&plan, units);
 }
 
-// A free handle of at least `nbytes`, or else the largest one, goes back to the driver: what it
-// leaves can be created again in the sizes that are needed.
-std::size_t Pages::release_one(std::size_t nbytes) {
+// Gives handles back that are still free, so that as much can be created in other sizes.
+std::size_t Pages::give_up(const std::vector<std::uint32_t>& handles) {
+  std::size_t given_up = 0;
+  for (const std::uint32_t index : handles) {
+    const Backing::Handle handle = backing_.handle(index);
+    heap_.lock.lock();
+    Node* home = heap_.covering(handle.at);
+    if (!home || !home->is(NodeState::free) || home->end() < handle.at + handle.nbytes) {
+      heap_.lock.unlock();  // somebody has allocated it meanwhile
+      continue;
+    }
+    const Leaving leaving = isolate(index, home);
+    heap_.lock.unlock();
+    if (ok(send_back(leaving))) given_up += handle.nbytes;
+  }
+  return given_up;
+}
+
+// A free handle of at least `nbytes`, or else the largest one: given back to the driver, it leaves
+// room to create the sizes that are needed. Under the heap lock.
+std::uint32_t Pages::find_unfit(std::size_t nbytes) const {
   std::uint32_t found = Backing::none;
-  Node* home = nullptr;
-  heap_.lock.lock();
-  for (Space* space : {&heap_.medium, &heap_.large}) {
-    const auto page_units = static_cast<std::uint32_t>(backing_.page_bytes() / unit_bytes);
-    space->for_each_free(page_units, [&](Node* node) {
+  const auto page_units = static_cast<std::uint32_t>(backing_.page_bytes() / unit_bytes);
+  for (const Space* space : {&heap_.medium, &heap_.large}) {
+    space->for_each_free(page_units, [&](const Node* node) {
       if (!streams_.complete(node->tag)) return;
       for_each_handle(*node, [&](std::uint32_t index) {
         const std::size_t size = backing_.handle(index).nbytes;
         const std::size_t best = found ? backing_.handle(found).nbytes : 0;
         const bool better = best < nbytes ? size > best : size >= nbytes && size < best;
-        if (!better) return;
-        found = index;
-        home = node;
+        if (better) found = index;
       });
     });
   }
-  const std::size_t size = found ? backing_.handle(found).nbytes : 0;
-  if (size <= backing_.page_bytes()) {
-    heap_.lock.unlock();
-    return 0;
-  }
-  const Leaving leaving = isolate(found, home);
-  heap_.lock.unlock();
-  return ok(send_back(leaving)) ? size : 0;
+  return found;
 }
 
 // Cuts a handle out of the free node it lies in. Under the heap lock.

@@ -55,7 +55,10 @@ class Player {
          int thread, Shared& shared)
       : allocator_(allocator), trace_(trace), options_(options), thread_(thread), shared_(shared) {
     std::uint32_t ids = 0;
-    for (const TraceEvent& event : trace) ids = std::max(ids, event.id + 1);
+    for (const TraceEvent& event : trace) {
+      ids = std::max(ids, event.id + 1);
+      streams_in_trace_ |= event.stream != 0;
+    }
     blocks_.resize(ids);
     ticks_.reserve(trace.size());
   }
@@ -84,7 +87,7 @@ class Player {
     for (std::uint32_t id = 0; id < blocks_.size(); ++id) {
       if (!blocks_[id].record && !blocks_[id].ptr) continue;
       try {
-        free(id, stream_in_trace_of(id));
+        free(id, 0);
       } catch (...) {
         if (!first) first = std::current_exception();
       }
@@ -98,10 +101,8 @@ class Player {
  private:
   StreamHandle stream_of(std::uint32_t id, std::uint8_t in_trace) const {
     const std::size_t count = options_.streams.size();
-    const std::size_t index = in_trace ? in_trace : id;
-    return options_.streams[index % count];
+    return options_.streams[(streams_in_trace_ ? in_trace : id) % count];
   }
-  std::uint8_t stream_in_trace_of(std::uint32_t) const { return 0; }
   void allocate(const TraceEvent& event) {
     const StreamHandle stream = stream_of(event.id, event.stream);
     const std::uint64_t start = now();
@@ -137,6 +138,7 @@ class Player {
   std::vector<Block> blocks_;
   std::vector<std::uint32_t> ticks_;
   std::size_t event_ = 0;
+  bool streams_in_trace_ = false;  // else blocks are spread over the streams by their id
 };
 
 ReplayRepetition summarize(std::vector<std::uint32_t> ticks, const Scale& scale) {

@@ -89,8 +89,9 @@ struct alignas(64) Shard {
     if (counter.live > counter.peak) counter.peak = counter.live;
     if (counter.live > counter.announced) [[unlikely]] announce(counter, level, peak);
   }
-  static void announce(Counter& counter, std::atomic<std::int64_t>& level,
-                       std::atomic<std::int64_t>& peak) noexcept {
+  [[gnu::noinline, gnu::cold]] static void announce(Counter& counter,
+                                                    std::atomic<std::int64_t>& level,
+                                                    std::atomic<std::int64_t>& peak) noexcept {
     const std::int64_t now = counter.live + slack;
     const std::int64_t delta = now - counter.announced;
     const std::int64_t total = level.fetch_add(delta, std::memory_order_relaxed) + delta;

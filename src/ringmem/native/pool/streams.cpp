@@ -104,8 +104,7 @@ Tag StreamOrder::stamp(int slot, std::uint64_t others) noexcept {
   const std::uint64_t now = epoch_.load(relaxed);
   const Tag tag{bit(slot) | others, now};
   for (std::uint64_t rest = tag.mask; rest; rest &= rest - 1) {
-    std::atomic<std::uint64_t>& last = last_free_[std::countr_zero(rest)];
-    if (last.load(relaxed) != now) raise_to(last, now);
+    note_free(std::countr_zero(rest), now);
   }
   return tag;
 }

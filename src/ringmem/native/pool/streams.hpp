@@ -40,7 +40,12 @@ class StreamOrder {
   int active() const noexcept { return active_.load(std::memory_order_relaxed); }
 
   // The tag of memory that `slot` frees now and that the streams in `others` used as well.
-  Tag stamp(int slot, std::uint64_t others = 0) noexcept;
+  Tag stamp(int slot) noexcept {
+    const std::uint64_t now = epoch_.load(std::memory_order_relaxed);
+    note_free(slot, now);
+    return {std::uint64_t{1} << slot, now};
+  }
+  Tag stamp(int slot, std::uint64_t others) noexcept;
   // The same for a stream of the shared slot: records its event.
   Status stamp_shared(StreamHandle stream, std::uint64_t others, Tag* tag) noexcept;
 
@@ -91,7 +96,13 @@ class StreamOrder {
   static std::uint32_t hash(std::uint64_t key) noexcept {
     return static_cast<std::uint32_t>((key * 0x9e3779b97f4a7c15ull) >> 56);
   }
-  int add(StreamHandle stream) noexcept;
+  void note_free(int slot, std::uint64_t epoch) noexcept {
+    std::atomic<std::uint64_t>& last = last_free_[static_cast<std::size_t>(slot)];
+    if (last.load(std::memory_order_relaxed) < epoch) {
+      last.store(epoch, std::memory_order_relaxed);
+    }
+  }
+  [[gnu::noinline]] int add(StreamHandle stream) noexcept;
   int find_locked(std::uint64_t key) const noexcept;
   int free_slot_locked() noexcept;
   void insert_locked(std::uint64_t key, int slot) noexcept;
