@@ -20,8 +20,8 @@ __all__ = ["KERNEL", "LoopSettings", "build", "compile_handler_source", "needs_t
 KERNEL = "ringmem_ring_kernel"
 MAX_WORKERS = 31  # a block has at most 32 warps, one of which is the service warp
 LINE_NBYTES, LINE_PAYLOAD_NBYTES = 64, 56
-# Idle workers that look for the next message too. 0 until benchmarks/ring_scouts.py has shown on a GPU
-# that they help.
+# Idle workers that look for the next message too; benchmarks/ring_scouts.py compares. None until a
+# GPU has shown that they help.
 SCOUTS = 0
 
 Mode = Literal["lane", "order", "warp", "block"]
