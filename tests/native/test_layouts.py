@@ -210,12 +210,13 @@ def _nvrtc_cubin(header: str) -> bytes:
     options = [b"--std=c++17", b"--gpu-architecture=sm_90"]
     (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     _, log_size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * log_size
+    # Never b" " * size: NVRTC writes in place, and Python shares the one b" " of a process.
+    log = bytes(log_size)
     nvrtc.nvrtcGetProgramLog(program, log)
     if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise RuntimeError(log.decode())
     _, size = nvrtc.nvrtcGetCUBINSize(program)
-    cubin = b" " * size
+    cubin = bytes(size)
     nvrtc.nvrtcGetCUBIN(program, cubin)
     return cubin
 
