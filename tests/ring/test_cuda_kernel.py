@@ -70,7 +70,7 @@ class Kernel:
         self.memory = self.backend.allocate(plan.nbytes * self.spec.rings)
         self.pairs = make_pairs(self.spec, dead_letters, self.memory, plan)
         for pair in self.pairs:
-            pair.attach("wait", 50.0, lambda: None)
+            pair.attach("wait", 50.0, lambda: None, self.backend.in_order)
 
     def start(self, heartbeat_ms=0):
         for pair in self.pairs:

@@ -20,9 +20,6 @@ __all__ = ["KERNEL", "LoopSettings", "build", "compile_handler_source", "needs_t
 KERNEL = "ringmem_ring_kernel"
 MAX_WORKERS = 31  # a block has at most 32 warps, one of which is the service warp
 LINE_NBYTES, LINE_PAYLOAD_NBYTES = 64, 56
-# Idle workers that look for the next message too; benchmarks/ring_scouts.py compares. None until a
-# GPU has shown that they help.
-SCOUTS = 0
 
 Mode = Literal["lane", "order", "warp", "block"]
 _MODES: dict[Mode, int] = {"lane": 0, "order": 1, "warp": 2, "block": 3}
@@ -43,8 +40,6 @@ class LoopSettings:
         Messages in a row that belong to one worker.
     shared_nbytes : int
         Dynamic shared memory of a block.
-    scouts : int
-        Idle workers that look for the next message too.
     """
 
     message_nbytes: int
@@ -54,7 +49,6 @@ class LoopSettings:
     blocks: int
     chunk: int
     shared_nbytes: int
-    scouts: int = 0
 
     @property
     def threads(self) -> int:
@@ -71,7 +65,6 @@ class LoopSettings:
             "RINGMEM_CHUNK": self.chunk,
             "RINGMEM_MODE": _MODES[self.mode],
             "RINGMEM_SHARED_NBYTES": self.shared_nbytes,
-            "RINGMEM_SCOUTS": self.scouts,
         }
 
 
@@ -137,14 +130,7 @@ def plan(spec: KernelSpec, shared_limit_nbytes: int) -> LoopSettings:
         spec.blocks,
         chunk,
         needed,
-        _scouts(spec, mode, workers),
     )
-
-
-def _scouts(spec: KernelSpec, mode: Mode, workers: int) -> int:
-    """Where messages go from worker to worker, and one warp reads a message at once."""
-    possible = mode == "lane" and spec.blocks == 1 and _lines(spec.message.itemsize) <= 8
-    return min(SCOUTS, workers - 1) if possible else 0
 
 
 def _mode(spec: KernelSpec) -> Mode:
@@ -168,8 +154,7 @@ def _shared_nbytes(spec: KernelSpec, mode: Mode, workers: int, chunk: int) -> in
     reply_area = 0 if reply == 1 else reply * LINE_PAYLOAD_NBYTES
     worker = chunk * (message + reply) * LINE_NBYTES + chunk * (message_area + reply_area) + 32
     worker = up(worker + 4 * chunk, 16)
-    finds = workers * (message * LINE_NBYTES + 16) if _scouts(spec, mode, workers) else 128
-    block = up(80 + 80 * workers + finds, 128)
+    block = up(80 + 80 * workers, 128)
     return block + worker * (1 if mode == "block" else workers)
 
 

@@ -13,7 +13,7 @@
 // Only relaxed loads and stores of system scope touch host memory; nothing there is atomic.
 //
 // Compile-time settings, all given by the host: RINGMEM_MESSAGE_NBYTES, RINGMEM_REPLY_NBYTES,
-// RINGMEM_WORKERS, RINGMEM_BLOCKS, RINGMEM_CHUNK, RINGMEM_MODE (below), RINGMEM_SCOUTS.
+// RINGMEM_WORKERS, RINGMEM_BLOCKS, RINGMEM_CHUNK, RINGMEM_MODE (below).
 
 #define RINGMEM_MODE_LANE 0    // each lane handles a message of its own (no state)
 #define RINGMEM_MODE_ORDER 1   // one worker, one lane: messages in order (state, one lane)
@@ -81,7 +81,6 @@ constexpr u32 reply_lines = lines_for(RINGMEM_REPLY_NBYTES);
 constexpr u32 workers = RINGMEM_WORKERS;
 constexpr u32 ring_blocks = RINGMEM_BLOCKS;
 constexpr u32 chunk = RINGMEM_CHUNK;
-constexpr u32 scouts = RINGMEM_SCOUTS;  // idle workers that look for the next message too; 0: none
 constexpr u32 load_lines = 8;  // lines of one warp-wide load
 constexpr u32 full_mask = 0xffffffffu;
 
@@ -107,17 +106,10 @@ struct WorkerReport {
   u32 paused, ended;
 };
 
-// What a scout has found: the lines of message `index`. Written by its worker alone, which makes
-// `index` impossible meanwhile; who reads looks at `index` before and after.
-struct alignas(16) Find {
-  u8 lines[(scouts > 0 ? message_lines : 1) * line_nbytes];
-  u64 index;
-};
-constexpr u64 found_none = ~0ull;
-
 enum Order : u32 { run = 0, pause = 1, leave = 2 };
 
 struct BlockMemory {
+  u64 input_tail;    // as the service warp saw it last
   u64 output_head;
   u64 drain_target;  // all ones: no drain asked for
   u32 order;
@@ -126,7 +118,6 @@ struct BlockMemory {
   u32 corrupted;     // a line carried a sequence that no correct producer writes
   long long awake_until;  // clock64 of this multiprocessor
   WorkerReport reports[workers];
-  Find finds[scouts > 0 ? workers : 1];
 };
 
 // While messages stream in, every worker polls; otherwise only the one whose chunk is next to fill.
@@ -200,25 +191,32 @@ __device__ __forceinline__ u32 read_lines(const Ring& input, u64 index, u32 coun
 // its round trip (p50 on an NVIDIA H200: one line, one load 1.9 us; two loads in flight 2.9, four
 // 5.1; four loads of eight lines each 6.0).
 //
-// One look takes a trip over the link and back, so a message waits half of that on average, and all
-// of it where its sender takes just so long to send the next. While little comes, the workers
-// behind the one that waits are its scouts: they look for the same message, each when it happens
-// to, and put it into shared memory.
-constexpr long long scouted_cycles = 16'000;  // about 9 us: then a look of one's own again
+// One look takes a trip over the link and back. A sender that answers each reply with its next
+// message arrives at the same moment of a look every time, and where that is just too late for the
+// first look, each of its messages waits a whole trip. Then the first look is put off, step by
+// step, until it finds the message, and from there on a little less again each time.
 struct Poller {
   u32 idle = 0;
-  u32 at_once = 0;  // messages in a row that were there at the first look: a backlog
-  u64 scouted = found_none;  // as a scout: the message that was looked for last
+  u32 at_once = 0;  // messages in a row that were there at the first look
+  u32 late = 0;     // messages in a row that came soon after the first look
+  u32 put_off = 0;  // cycles that the first look waits
+  u32 trip = 0;     // cycles of a look
 
   // Lines that are ready, all of the message's or 0. 0 means: look at the block's order again.
   __device__ __forceinline__ u32 wait(const Ring& input, u64 index, u8* memory,
-                                      BlockMemory& block, const u64& previous, u32 worker) {
+                                      BlockMemory& block, const u64& previous) {
     const u32 lane = threadIdx.x & 31;
     const u32 line = lane >> 2;
     const bool mine = line < message_lines;
     const u64 slot = index & input.mask;
     const u8* at = input.slots + (slot * message_lines + line) * line_nbytes + (lane & 3) * 16;
     const u32 expected = sequence_of(index, input.shift);
+    long long start = clock64();
+    if (put_off > 0 && !is_awake(block)) {
+      while (clock64() - start < put_off) continue;
+      __syncwarp();
+      start = clock64();
+    }
     for (u32 looks = 0;; ++looks) {
       Part part;
       if (mine) part = load_part(at);
@@ -228,6 +226,7 @@ struct Poller {
         __syncwarp();
         idle = 0;
         at_once = looks == 0 ? at_once + 1 : 0;
+        learn(looks, static_cast<u32>(clock64() - start));
         return message_lines;
       }
       const bool sound =
@@ -242,92 +241,21 @@ struct Poller {
         at_once = 0;
         return 0;
       }
-      if constexpr (scouts > 0) {
-        if (idle <= idle_looks) {  // after that they rest as well
-          if (take_find(index, memory, block, worker)) {
-            idle = 0;
-            at_once = 0;
-            return message_lines;
-          }
-          idle += 7;  // as long as so many looks
-        }
-      }
       rest();
     }
   }
 
-  // Waits for what the scouts of `worker` find, but not long: they may have work of their own.
-  __device__ __forceinline__ bool take_find(u64 index, u8* memory, BlockMemory& block,
-                                            u32 worker) {
-    const u32 lane = threadIdx.x & 31;
-    const u32 line = lane >> 2;
-    const bool mine = line < message_lines;
-    const long long until = clock64() + scouted_cycles;
-    for (;;) {
-      const bool hit = lane < scouts &&
-                       peek(block.finds[(worker + 1 + lane) % workers].index) == index;
-      const u32 hits = __ballot_sync(full_mask, hit);
-      if (hits != 0) {
-        const Find& find = block.finds[(worker + __ffs(hits)) % workers];
-        __threadfence_block();
-        Part part;
-        if (mine) {
-          const auto* from = reinterpret_cast<const volatile u64*>(find.lines + line * line_nbytes +
-                                                                   (lane & 3) * 16);
-          part = {from[0], from[1]};
-        }
-        __threadfence_block();
-        if (__all_sync(full_mask, peek(find.index) == index)) {
-          if (mine) *reinterpret_cast<Part*>(memory + line * line_nbytes + (lane & 3) * 16) = part;
-          __syncwarp();
-          return true;
-        }
-      }
-      const bool stay = peek(block.order) == run && peek(block.drain_target) == ~0ull &&
-                        !is_awake(block) && clock64() < until;
-      if (!__shfl_sync(full_mask, stay, 0)) return false;
+  // A message came after `looks` looks in vain, `cycles` from the first one on.
+  __device__ __forceinline__ void learn(u32 looks, u32 cycles) {
+    if (looks == 0) {
+      late = 0;
+      put_off -= min(put_off, trip / 256);
+    } else if (looks <= 2) {
+      trip = cycles / (looks + 1);
+      if (++late < 2) return;  // once is chance
+      put_off += trip / 8;
+      if (put_off > trip) put_off = 0;
     }
-  }
-
-  // By a worker that has nothing to do: one look for the message that a worker before it waits for.
-  __device__ __forceinline__ void scout(const Ring& input, BlockMemory& block, u32 worker) {
-    const u32 lane = threadIdx.x & 31;
-    const u32 line = lane >> 2;
-    u64 target = found_none;
-    if (lane < scouts) {  // the worker that is `lane + 1` before this one
-      const u64 waits_for = peek(block.reports[(worker + workers - 1 - lane) % workers].progress);
-      const u64 before = peek(block.reports[(worker + workers - 2 - lane) % workers].progress);
-      if (before >= waits_for) target = waits_for;
-    }
-    const u32 waiting = __ballot_sync(full_mask, target != found_none);
-    Find& find = block.finds[worker];
-    if (waiting != 0) target = __shfl_sync(full_mask, target, __ffs(waiting) - 1);
-    if (waiting == 0 || __shfl_sync(full_mask, peek(find.index), 0) == target) {
-      __nanosleep(200);
-      return;
-    }
-    if (target != scouted) idle = 0;
-    scouted = target;
-    const bool mine = line < message_lines;
-    const u32 expected = sequence_of(target, input.shift);
-    Part part;
-    if (mine) {
-      part = load_part(input.slots + ((target & input.mask) * message_lines + line) * line_nbytes +
-                       (lane & 3) * 16);
-    }
-    const bool match = !mine || (lane & 3) != 0 || word_sequence(part.a) == expected;
-    if (!__all_sync(full_mask, match)) {
-      rest();
-      return;
-    }
-    if (lane == 0) poke(find.index, found_none);
-    __threadfence_block();
-    __syncwarp();
-    if (mine) *reinterpret_cast<Part*>(find.lines + line * line_nbytes + (lane & 3) * 16) = part;
-    __threadfence_block();
-    __syncwarp();
-    if (lane == 0) poke(find.index, target);
-    __syncwarp();
   }
 
   // After a look in vain: the longer nothing came, the longer the pause.
@@ -346,6 +274,15 @@ __device__ __forceinline__ bool is_sound(const Ring& input, u64 index, const u8*
     sound = sound && expected - seen <= input.behind;
   }
   return __all_sync(full_mask, sound);
+}
+
+// Whether to read as much as there may be from `next` on, rather than to wait for one message. The
+// host's index says so, but late; while messages stream in, so does it that none was waited for.
+__device__ __forceinline__ bool is_backlog(const BlockMemory& block, const Poller& poller,
+                                           u64 next) {
+  if (message_lines > load_lines) return true;  // more than wait() reads
+  const bool streams = poller.at_once >= 2 && is_awake(block);
+  return __shfl_sync(full_mask, streams || peek(block.input_tail) > next + 1, 0);
 }
 
 // After read_lines() found no whole message.
@@ -535,17 +472,16 @@ __device__ void worker_loop(const KernelRing& launch, BlockMemory& block, Worker
 
     const bool frontier = __shfl_sync(full_mask, peek(previous), 0) >= next;
     if (!frontier && !__shfl_sync(full_mask, is_awake(block), 0)) {
-      if constexpr (scouts > 0) poller.scout(input, block, worker_of_block);
-      else __nanosleep(200);
+      __nanosleep(200);
       continue;
     }
     const u32 wanted = static_cast<u32>(end - next) * message_lines;
-    const bool backlog = poller.at_once >= 2 || message_lines > load_lines;
+    const bool backlog = is_backlog(block, poller, next);
     u32 ready;
     if (backlog) {
       ready = read_lines<(chunk_message_lines + load_lines - 1) / load_lines>(input, next, wanted,
                                                                              memory.lines);
-      if (ready == wanted) {
+      if (ready == wanted && wanted > message_lines) {
         if (lane == 0) keep_awake(block);
       } else if (ready < load_lines) {
         poller.at_once = 0;
@@ -553,7 +489,7 @@ __device__ void worker_loop(const KernelRing& launch, BlockMemory& block, Worker
       if (ready < message_lines) found_nothing(input, next, memory.lines, block, poller);
       else poller.idle = 0;
     } else {
-      ready = poller.wait(input, next, memory.lines, block, previous, worker_of_block);
+      ready = poller.wait(input, next, memory.lines, block, previous);
     }
     const u32 count = ready / message_lines;
     if (count == 0) continue;
@@ -621,11 +557,11 @@ __device__ void block_loop(const KernelRing& launch, BlockMemory& block, WorkerM
           __syncwarp();
         }
         const u32 wanted = chunk_message_lines - static_cast<u32>(next % chunk) * message_lines;
-        const bool backlog = poller.at_once >= 2 || message_lines > load_lines;
+        const bool backlog = is_backlog(block, poller, next);
         const u32 ready =
             backlog ? read_lines<(chunk_message_lines + load_lines - 1) / load_lines>(
                           input, next, wanted, memory.lines)
-                    : poller.wait(input, next, memory.lines, block, next, 0);
+                    : poller.wait(input, next, memory.lines, block, next);
         if (backlog && ready < load_lines) poller.at_once = 0;
         if (backlog && ready < message_lines) {
           found_nothing(input, next, memory.lines, block, poller);
@@ -880,6 +816,7 @@ __device__ void service_loop(const KernelRing& launch, BlockMemory& block, u32 b
       else if (orphaned || expired) reason = static_cast<u32>(EndReason::orphaned);
     }
     if (lane == 0) {
+      poke(block.input_tail, tail);
       poke(block.output_head, output_head);
       // A tail that was read beside the flag may be older than the flag: only the next look counts.
       if (draining) poke(block.drain_target, tail);
@@ -943,7 +880,6 @@ extern "C" __global__ void __launch_bounds__((RINGMEM_WORKERS + 1) * 32, 1)
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    for (Find& find : block.finds) find.index = found_none;
     block.drain_target = ~0ull;
     block.output_head =
         load_u64(&reinterpret_cast<const RingHeader*>(launch.output_ptr)->consumer.head);
