@@ -64,6 +64,11 @@ __device__ __forceinline__ u64 now_ns() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
   return value;
 }
+__device__ __forceinline__ u32 now_low_ns() {  // one instruction, where now_ns() is a loop
+  u32 value;
+  asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(value));
+  return value;
+}
 template <class T>
 __device__ __forceinline__ T peek(const T& shared_word) {
   return *const_cast<const volatile T*>(&shared_word);
@@ -187,84 +192,6 @@ __device__ __forceinline__ u32 read_lines(const Ring& input, u64 index, u32 coun
   return ready;
 }
 
-// Polls message `index` alone, one load in flight. Both matter: what a warp polls besides lengthens
-// its round trip (p50 on an NVIDIA H200: one line, one load 1.9 us; two loads in flight 2.9, four
-// 5.1; four loads of eight lines each 6.0).
-//
-// One look takes a trip over the link and back. A sender that answers each reply with its next
-// message arrives at the same moment of a look every time, and where that is just too late for the
-// first look, each of its messages waits a whole trip. Then the first look is put off, step by
-// step, until it finds the message, and from there on a little less again each time.
-struct Poller {
-  u32 idle = 0;
-  u32 at_once = 0;  // messages in a row that were there at the first look
-  u32 late = 0;     // messages in a row that came soon after the first look
-  u32 put_off = 0;  // cycles that the first look waits
-  u32 trip = 0;     // cycles of a look
-
-  // Lines that are ready, all of the message's or 0. 0 means: look at the block's order again.
-  __device__ __forceinline__ u32 wait(const Ring& input, u64 index, u8* memory,
-                                      BlockMemory& block, const u64& previous) {
-    const u32 lane = threadIdx.x & 31;
-    const u32 line = lane >> 2;
-    const bool mine = line < message_lines;
-    const u64 slot = index & input.mask;
-    const u8* at = input.slots + (slot * message_lines + line) * line_nbytes + (lane & 3) * 16;
-    const u32 expected = sequence_of(index, input.shift);
-    long long start = clock64();
-    if (put_off > 0 && !is_awake(block)) {
-      while (clock64() - start < put_off) continue;
-      __syncwarp();
-      start = clock64();
-    }
-    for (u32 looks = 0;; ++looks) {
-      Part part;
-      if (mine) part = load_part(at);
-      const bool match = !mine || (lane & 3) != 0 || word_sequence(part.a) == expected;
-      if (__all_sync(full_mask, match)) {
-        if (mine) *reinterpret_cast<Part*>(memory + line * line_nbytes + (lane & 3) * 16) = part;
-        __syncwarp();
-        idle = 0;
-        at_once = looks == 0 ? at_once + 1 : 0;
-        learn(looks, static_cast<u32>(clock64() - start));
-        return message_lines;
-      }
-      const bool sound =
-          !mine || (lane & 3) != 0 || expected - word_sequence(part.a) <= input.behind;
-      if (!__all_sync(full_mask, sound)) {
-        poke(block.corrupted, 1u);
-        return 0;
-      }
-      const bool stay = peek(block.order) == run && peek(block.drain_target) == ~0ull &&
-                        (peek(previous) >= index || is_awake(block));
-      if (!__shfl_sync(full_mask, stay, 0)) {
-        at_once = 0;
-        return 0;
-      }
-      rest();
-    }
-  }
-
-  // A message came after `looks` looks in vain, `cycles` from the first one on.
-  __device__ __forceinline__ void learn(u32 looks, u32 cycles) {
-    if (looks == 0) {
-      late = 0;
-      put_off -= min(put_off, trip / 256);
-    } else if (looks <= 2) {
-      trip = cycles / (looks + 1);
-      if (++late < 2) return;  // once is chance
-      put_off += trip / 8;
-      if (put_off > trip) put_off = 0;
-    }
-  }
-
-  // After a look in vain: the longer nothing came, the longer the pause.
-  __device__ __forceinline__ void rest() {
-    ++idle;
-    if (idle > idle_looks) __nanosleep(idle > 16 * idle_looks ? 4000 : 500);
-  }
-};
-
 // Whether the lines of message `index`, as read_lines() left them, may be what they are. By a warp.
 __device__ __forceinline__ bool is_sound(const Ring& input, u64 index, const u8* memory) {
   const u32 expected = sequence_of(index, input.shift);
@@ -274,25 +201,6 @@ __device__ __forceinline__ bool is_sound(const Ring& input, u64 index, const u8*
     sound = sound && expected - seen <= input.behind;
   }
   return __all_sync(full_mask, sound);
-}
-
-// Whether to read as much as there may be from `next` on, rather than to wait for one message. The
-// host's index says so, but late; while messages stream in, so does it that none was waited for.
-__device__ __forceinline__ bool is_backlog(const BlockMemory& block, const Poller& poller,
-                                           u64 next) {
-  if (message_lines > load_lines) return true;  // more than wait() reads
-  const bool streams = poller.at_once >= 2 && is_awake(block);
-  return __shfl_sync(full_mask, streams || peek(block.input_tail) > next + 1, 0);
-}
-
-// After read_lines() found no whole message.
-__device__ __forceinline__ void found_nothing(const Ring& input, u64 index, const u8* memory,
-                                              BlockMemory& block, Poller& poller) {
-  poller.at_once = 0;
-  if constexpr (message_lines > load_lines) {  // such messages are never waited for in wait()
-    if (!is_sound(input, index, memory)) poke(block.corrupted, 1u);
-    poller.rest();
-  }
 }
 
 // Calls the user's handler on message `i` of the chunk, with its own contiguous message and reply.
@@ -388,16 +296,24 @@ __device__ bool write_dead_letter(const KernelRing& launch, u64 index, i32 statu
   return true;
 }
 
-// For `count` messages from `first` on; `next` is what the worker looks at then.
+// A message that was answered and is not accounted for yet.
+struct Answered {
+  u64 first, next;  // `next` is what the worker looks at then
+  u64 seen_ns;
+  u32 count = 0;
+  bool failed;
+};
+
 __device__ void account(const KernelRing& launch, const WorkerMemory& memory, WorkerReport& report,
-                        u64 first, u64 next, u32 count, bool failed, u64 seen_ns) {
+                        const Answered& answered) {
   const u64 end_ns = now_ns();
-  const u64 latency = end_ns - seen_ns;
-  for (u32 i = 0; failed && i < count; ++i) {
+  const u64 latency = end_ns - answered.seen_ns;
+  const u32 count = answered.count;
+  for (u32 i = 0; answered.failed && i < count; ++i) {
     if (memory.status[i] == 0) continue;
     report.errors += 1;
     report.last_error = memory.status[i];
-    if (!write_dead_letter(launch, first + i, memory.status[i])) report.dropped += 1;
+    if (!write_dead_letter(launch, answered.first + i, memory.status[i])) report.dropped += 1;
   }
   report.processed += count;
   report.latency_total_ns += latency * count;
@@ -405,18 +321,153 @@ __device__ void account(const KernelRing& launch, const WorkerMemory& memory, Wo
   if (latency < report.latency_min_ns) report.latency_min_ns = latency;
   report.last_processed_ns = end_ns;
   __threadfence_block();
-  poke(report.progress, next);
+  poke(report.progress, answered.next);
 }
 
-// Waits until the output ring has room for messages up to `last`; false: leave or pause first.
-__device__ __forceinline__ bool wait_for_room(const Ring& output, u64 last,
-                                              const BlockMemory& block) {
-  while (last - peek(block.output_head) > output.mask) {
-    if (peek(block.order) != run) return false;
-    __nanosleep(100);
+// A worker warp and what it waits for.
+struct Worker {
+  const KernelRing& launch;
+  BlockMemory& block;
+  WorkerMemory& memory;
+  WorkerReport& report;
+  const u64& previous;  // progress of the worker whose chunk comes before
+  Ring input, output;
+  u32 idle = 0;         // looks in vain
+  u32 at_once = 0;      // messages in a row that were there at the first look
+  u64 looked_ns = 0;    // a moment shortly before the last look ended
+  Answered answered;
+
+  // No other worker of this block has the message before.
+  static constexpr bool alone = workers == 1 || ring_blocks > 1 || RINGMEM_MODE == RINGMEM_MODE_BLOCK;
+
+  // Nothing is asked for, and message `index` alone is waited for. One vote, for the usual case.
+  __device__ __forceinline__ bool is_calm(u64 index) const {
+    const u32 order = peek(block.order);
+    const u32 paused = peek(report.paused);
+    const u64 drain_target = peek(block.drain_target);
+    const u64 tail = peek(block.input_tail);
+    const u64 before = peek(previous);
+    const u64 head = peek(block.output_head);
+    const bool streams = (at_once >= 2) & is_awake(block);
+    const bool calm = (order == run) & (paused == 0) & (drain_target == ~0ull) &
+                      (tail <= index + 1) & (alone | (before >= index)) &
+                      (index - head <= output.mask) & !streams;
+    return message_lines <= load_lines && __all_sync(full_mask, calm);
   }
-  return true;
-}
+
+  // Whether to read as much as there may be from `index` on, rather than to wait for one message.
+  // The host's index says so, but late; while messages stream in, so does it that none was waited
+  // for.
+  __device__ __forceinline__ bool is_backlog(u64 index) const {
+    if (message_lines > load_lines) return true;  // more than wait() reads
+    const bool streams = at_once >= 2 && is_awake(block);
+    return __shfl_sync(full_mask, streams || peek(block.input_tail) > index + 1, 0);
+  }
+
+  // Polls message `index` alone, one load in flight. Both matter: what a warp polls besides
+  // lengthens its round trip (p50 on an NVIDIA H200: one line, one load 1.9 us; two loads in flight
+  // 2.9, four 5.1; four loads of eight lines each 6.0). What can be done while the first look is
+  // under way is done then: the message before is accounted for, the reply's place is cleared.
+  // Returns the lines that are ready, all of the message's or 0. 0 means: look at the block's order
+  // again.
+  __device__ __forceinline__ u32 wait(u64 index) {
+    const u32 lane = threadIdx.x & 31;
+    const u32 line = lane >> 2;
+    const bool mine = line < message_lines;
+    const u64 slot = index & input.mask;
+    const u8* at = input.slots + (slot * message_lines + line) * line_nbytes + (lane & 3) * 16;
+    const u32 expected = sequence_of(index, input.shift);
+#if defined(RINGMEM_LOOK_DELAY) && RINGMEM_LOOK_DELAY > 0
+    for (const long long start = clock64(); clock64() - start < RINGMEM_LOOK_DELAY;) continue;
+    __syncwarp();
+#endif
+    for (u32 looks = 0;; ++looks) {
+      Part part;
+      if (mine) part = load_part(at);
+      if (looks == 0) {
+        settle();
+        clear_replies(memory, 1, lane, 32);
+      }
+      looked_ns = now_ns();
+      const bool match = !mine || (lane & 3) != 0 || word_sequence(part.a) == expected;
+      if (__all_sync(full_mask, match)) {
+        if (mine) {
+          *reinterpret_cast<Part*>(memory.lines + line * line_nbytes + (lane & 3) * 16) = part;
+        }
+        __syncwarp();
+        idle = 0;
+        at_once = looks == 0 ? at_once + 1 : 0;
+        return message_lines;
+      }
+      const bool sound =
+          !mine || (lane & 3) != 0 || expected - word_sequence(part.a) <= input.behind;
+      if (!__all_sync(full_mask, sound)) {
+        poke(block.corrupted, 1u);
+        return 0;
+      }
+      const bool stay = peek(block.order) == run && peek(block.drain_target) == ~0ull &&
+                        (alone || peek(previous) >= index || is_awake(block));
+      if (!__shfl_sync(full_mask, stay, 0)) {
+        at_once = 0;
+        return 0;
+      }
+      rest();
+    }
+  }
+
+  // Reads what is there of `wanted` lines from message `index` on; returns the lines that are ready.
+  __device__ __forceinline__ u32 read(u64 index, u32 wanted) {
+    constexpr u32 loads = (chunk_message_lines + load_lines - 1) / load_lines;
+    const u32 ready = read_lines<loads>(input, index, wanted, memory.lines);
+    looked_ns = now_ns();
+    if (ready == wanted && wanted > message_lines) {
+      if ((threadIdx.x & 31) == 0) keep_awake(block);
+    } else if (ready < load_lines) {
+      at_once = 0;
+    }
+    if (ready >= message_lines) {
+      idle = 0;
+    } else {
+      at_once = 0;
+      if constexpr (message_lines > load_lines) {  // such messages are never waited for in wait()
+        if (!is_sound(input, index, memory.lines)) poke(block.corrupted, 1u);
+        rest();
+      }
+    }
+    return ready;
+  }
+
+  __device__ __forceinline__ u64 seen_ns() const {
+    return looked_ns + (now_low_ns() - static_cast<u32>(looked_ns));
+  }
+
+  // Accounts for what was answered.
+  __device__ __forceinline__ void settle() {
+    if (answered.count == 0) return;
+    if ((threadIdx.x & 31) == 0) account(launch, memory, report, answered);
+    answered.count = 0;
+    __syncwarp();
+  }
+
+  // Waits until the output ring has room for messages up to `last`; false: leave or pause first.
+  __device__ __forceinline__ bool wait_for_room(u64 last) const {
+    bool room = true;
+    while (last - peek(block.output_head) > output.mask) {
+      if (peek(block.order) != run) {
+        room = false;
+        break;
+      }
+      __nanosleep(100);
+    }
+    return __all_sync(full_mask, room);
+  }
+
+  // After a look in vain: the longer nothing came, the longer the pause.
+  __device__ __forceinline__ void rest() {
+    ++idle;
+    if (idle > idle_looks) __nanosleep(idle > 16 * idle_looks ? 4000 : 500);
+  }
+};
 
 __device__ void handle_batch(WorkerMemory& memory, u32 count, void* state) {
   const u32 lane = threadIdx.x & 31;
@@ -438,72 +489,67 @@ __device__ void handle_batch(WorkerMemory& memory, u32 count, void* state) {
   __syncwarp();
 }
 
+// What the host asks for, and whose turn it is. By a worker that is not calm.
+enum Turn : u32 { mine, later, never };
+__device__ Turn take_turn(Worker& worker, u64 next) {
+  const u32 lane = threadIdx.x & 31;
+  BlockMemory& block = worker.block;
+  const u32 order = __shfl_sync(full_mask, peek(block.order), 0);
+  if (order == leave) return never;
+  if (order == pause) {
+    __threadfence_system();
+    if (lane == 0) poke(worker.report.paused, 1u);
+    __nanosleep(1000);
+    return later;
+  }
+  if (peek(worker.report.paused) != 0) {
+    __threadfence_system();  // the state may have been written meanwhile: drop what L1 holds
+    if (lane == 0) poke(worker.report.paused, 0u);
+    __syncwarp();
+  }
+  if (next >= __shfl_sync(full_mask, peek(block.drain_target), 0)) return never;
+  const bool frontier = Worker::alone || __shfl_sync(full_mask, peek(worker.previous), 0) >= next;
+  if (!frontier && !__shfl_sync(full_mask, is_awake(block), 0)) {
+    __nanosleep(200);
+    return later;
+  }
+  return mine;
+}
+
 __device__ void worker_loop(const KernelRing& launch, BlockMemory& block, WorkerMemory& memory,
                             u32 worker_of_block, u32 block_of_ring) {
-  const Ring input = ring_at(launch.input_ptr);
-  const Ring output = ring_at(launch.output_ptr);
   void* state = reinterpret_cast<void*>(launch.state_ptr);
   const u32 lane = threadIdx.x & 31;
   WorkerReport& report = block.reports[worker_of_block];
-  const u64& previous =  // in the same block; across blocks every worker counts as next to fill
-      ring_blocks == 1 ? block.reports[(worker_of_block + workers - 1) % workers].progress
-                       : report.progress;
+  const u64& previous = block.reports[(worker_of_block + workers - 1) % workers].progress;
   const u64 stride = static_cast<u64>(chunk) * workers * ring_blocks;
+  Worker worker{launch, block, memory, report, previous, ring_at(launch.input_ptr),
+                ring_at(launch.output_ptr)};
   u64 next = peek(report.progress);
   u64 end = (next / chunk + 1) * chunk;  // of the chunk in work
-  Poller poller;
 
   for (;;) {
-    const u32 order = __shfl_sync(full_mask, peek(block.order), 0);
-    if (order == leave) break;
-    if (order == pause) {
-      __threadfence_system();
-      if (lane == 0) poke(report.paused, 1u);
-      __nanosleep(1000);
-      continue;
+    const bool calm = worker.is_calm(next);
+    if (!calm) {
+      worker.settle();
+      const Turn turn = take_turn(worker, next);
+      if (turn == never) break;
+      if (turn == later) continue;
     }
-    if (peek(report.paused) != 0) {
-      __threadfence_system();  // the state may have been written meanwhile: drop what L1 holds
-      if (lane == 0) poke(report.paused, 0u);
-      __syncwarp();
-    }
-    const u64 drain_target = __shfl_sync(full_mask, peek(block.drain_target), 0);
-    if (next >= drain_target) break;
-
-    const bool frontier = __shfl_sync(full_mask, peek(previous), 0) >= next;
-    if (!frontier && !__shfl_sync(full_mask, is_awake(block), 0)) {
-      __nanosleep(200);
-      continue;
-    }
-    const u32 wanted = static_cast<u32>(end - next) * message_lines;
-    const bool backlog = is_backlog(block, poller, next);
-    u32 ready;
-    if (backlog) {
-      ready = read_lines<(chunk_message_lines + load_lines - 1) / load_lines>(input, next, wanted,
-                                                                             memory.lines);
-      if (ready == wanted && wanted > message_lines) {
-        if (lane == 0) keep_awake(block);
-      } else if (ready < load_lines) {
-        poller.at_once = 0;
-      }
-      if (ready < message_lines) found_nothing(input, next, memory.lines, block, poller);
-      else poller.idle = 0;
-    } else {
-      ready = poller.wait(input, next, memory.lines, block, previous);
-    }
+    const bool backlog = !calm && worker.is_backlog(next);
+    const u32 ready = backlog ? worker.read(next, static_cast<u32>(end - next) * message_lines)
+                              : worker.wait(next);
     const u32 count = ready / message_lines;
     if (count == 0) continue;
-    const u64 seen_ns = now_ns();
-
-    const bool room = __all_sync(full_mask, wait_for_room(output, next + count - 1, block));
-    if (!room) continue;
+    const u64 seen_ns = worker.seen_ns();
+    if (!calm && !worker.wait_for_room(next + count - 1)) continue;
     gather_messages(memory, count, lane, 32);
-    clear_replies(memory, count, lane, 32);
+    if (backlog) clear_replies(memory, count, lane, 32);
     __syncwarp();
     handle_batch(memory, count, state);
     scatter_replies(memory, count, lane, 32);
     __syncwarp();
-    write_replies(output, next, count, memory, lane, 32);
+    write_replies(worker.output, next, count, memory, lane, 32);
     const u64 first = next;
     next += count;
     if (next == end) {
@@ -511,8 +557,7 @@ __device__ void worker_loop(const KernelRing& launch, BlockMemory& block, Worker
       end += stride;
     }
     const bool failed = __any_sync(full_mask, lane < count && memory.status[lane] != 0);
-    if (lane == 0) account(launch, memory, report, first, next, count, failed, seen_ns);
-    __syncwarp();
+    worker.answered = Answered{first, next, seen_ns, count, failed};
   }
   __threadfence_system();
   if (lane == 0) poke(report.ended, 1u);
@@ -524,19 +569,18 @@ __device__ __forceinline__ void worker_barrier() {
 }
 
 __device__ void block_loop(const KernelRing& launch, BlockMemory& block, WorkerMemory& memory,
-                           u32 worker) {
-  const Ring input = ring_at(launch.input_ptr);
-  const Ring output = ring_at(launch.output_ptr);
+                           u32 worker_of_block) {
   void* state = reinterpret_cast<void*>(launch.state_ptr);
   const u32 lane = threadIdx.x & 31;
-  WorkerReport& report = block.reports[worker];
+  WorkerReport& report = block.reports[worker_of_block];
   u64 next = peek(block.reports[0].progress);
-  Poller poller;
+  Worker worker{launch, block, memory, report, report.progress, ring_at(launch.input_ptr),
+                ring_at(launch.output_ptr)};
   constexpr u32 stop = 0xffffffffu;
 
   for (;;) {
     u64 seen_ns = 0;
-    if (worker == 0) {
+    if (worker_of_block == 0) {
       u32 count = 0;
       for (;;) {
         const u32 order = __shfl_sync(full_mask, peek(block.order), 0);
@@ -557,20 +601,11 @@ __device__ void block_loop(const KernelRing& launch, BlockMemory& block, WorkerM
           __syncwarp();
         }
         const u32 wanted = chunk_message_lines - static_cast<u32>(next % chunk) * message_lines;
-        const bool backlog = is_backlog(block, poller, next);
-        const u32 ready =
-            backlog ? read_lines<(chunk_message_lines + load_lines - 1) / load_lines>(
-                          input, next, wanted, memory.lines)
-                    : poller.wait(input, next, memory.lines, block, next);
-        if (backlog && ready < load_lines) poller.at_once = 0;
-        if (backlog && ready < message_lines) {
-          found_nothing(input, next, memory.lines, block, poller);
-        }
+        const u32 ready = worker.is_backlog(next) ? worker.read(next, wanted) : worker.wait(next);
         count = ready / message_lines;
         if (count == 0) continue;
-        poller.idle = 0;
-        seen_ns = now_ns();
-        if (__all_sync(full_mask, wait_for_room(output, next + count - 1, block))) break;
+        seen_ns = worker.seen_ns();
+        if (worker.wait_for_room(next + count - 1)) break;
       }
       if (lane == 0) poke(block.block_ready, count);
       __threadfence_block();
@@ -590,11 +625,11 @@ __device__ void block_loop(const KernelRing& launch, BlockMemory& block, WorkerM
     }
     scatter_replies(memory, count, threadIdx.x, workers * 32);
     worker_barrier();
-    write_replies(output, next, count, memory, threadIdx.x, workers * 32);
+    write_replies(worker.output, next, count, memory, threadIdx.x, workers * 32);
     const u64 first = next;
     next += count;
-    if (worker == 0) {
-      if (lane == 0) account(launch, memory, report, first, next, count, true, seen_ns);
+    if (worker_of_block == 0) {
+      if (lane == 0) account(launch, memory, report, Answered{first, next, seen_ns, count, true});
     } else if (lane == 0) {
       poke(report.progress, next);
     }
