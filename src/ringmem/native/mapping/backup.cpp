@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::size_t host_page = 4096;
 constexpr std::size_t huge_page = 2 * mebibyte;
+constexpr std::size_t touched_at_once = 2 * huge_page;
 constexpr unsigned builders_most = 16;
 constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, from Linux 5.14 on
 
@@ -54,7 +55,6 @@ unsigned char* map_region(std::size_t nbytes) noexcept {
   return first + before;
 }
 
-// Touched memory registers six times as fast.
 void touch(unsigned char* base, std::size_t nbytes) noexcept {
   if (madvise(base, nbytes, populate_write) == 0) return;
   for (std::size_t i = 0; i < nbytes; i += host_page) {
@@ -95,9 +95,8 @@ std::size_t BackupArena::nbytes() const {
   return pieces_.size() * sizes_.piece_nbytes;
 }
 
-// Touches and registers one piece, which is unmapped when that fails.
+// Registers one piece, which is unmapped when that fails.
 Status BackupArena::add_piece(unsigned char* base) noexcept {
-  touch(base, sizes_.piece_nbytes);
   HostFlags flags;
   flags.portable = false;  // only this device copies to and from it
   Status status = driver_->host_register(device_, base, sizes_.piece_nbytes, flags);
@@ -187,7 +186,7 @@ void BackupArena::Delivery::start(std::size_t pieces) {
     throw DriverError(Status::out_of_memory, "cuMemHostRegister", "no addresses for the backup");
   }
   pieces_ = pieces;
-  const unsigned cores = std::max(1U, std::thread::hardware_concurrency() * 3 / 4);
+  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
   const unsigned wanted = sizes.builders != 0 ? sizes.builders : std::min(builders_most, cores);
   for (std::size_t i = 0; i < std::min<std::size_t>(wanted, pieces); ++i) {
     {
@@ -205,18 +204,21 @@ void BackupArena::Delivery::start(std::size_t pieces) {
 }
 
 BackupArena::Delivery::~Delivery() {
-  std::size_t untouched = 0;
+  std::size_t unregistered = 0;
   {
     std::lock_guard lock(arena_->mutex_);
-    untouched = pieces_ - taken_;
+    unregistered = pieces_ - taken_;
     taken_ = pieces_;
   }
+  touched_ = pieces_ * arena_->sizes_.piece_nbytes;
   for (std::thread& thread : builders_) thread.join();
   const std::size_t nbytes = arena_->sizes_.piece_nbytes;
-  if (untouched > 0) munmap(region_ + (pieces_ - untouched) * nbytes, untouched * nbytes);
+  if (unregistered > 0) {
+    munmap(region_ + (pieces_ - unregistered) * nbytes, unregistered * nbytes);
+  }
 }
 
-// The next piece to build; null when there is none.
+// The next piece to register; null when there is none.
 unsigned char* BackupArena::Delivery::take_piece() noexcept {
   std::lock_guard lock(arena_->mutex_);
   if (taken_ == pieces_ || !ok(failure_)) return nullptr;
@@ -224,7 +226,22 @@ unsigned char* BackupArena::Delivery::take_piece() noexcept {
 }
 
 void BackupArena::Delivery::build() noexcept {
-  RelaxedCapture relaxed(*arena_->driver_);
+  const std::size_t nbytes = pieces_ * arena_->sizes_.piece_nbytes;
+  {
+    std::lock_guard lock(arena_->mutex_);
+    ++touching_;
+  }
+  for (std::size_t at; (at = touched_.fetch_add(touched_at_once)) < nbytes;) {
+    touch(region_ + at, std::min(touched_at_once, nbytes - at));
+  }
+  {
+    std::lock_guard lock(arena_->mutex_);
+    if (--touching_ > 0) {
+      --building_;
+      return;
+    }
+  }
+  RelaxedCapture relaxed(*arena_->driver_);  // the last one registers
   Status status = Status::success;
   while (unsigned char* const piece = ok(status) ? take_piece() : nullptr) {
     status = arena_->add_piece(piece);

@@ -296,24 +296,16 @@ __device__ bool write_dead_letter(const KernelRing& launch, u64 index, i32 statu
   return true;
 }
 
-// A message that was answered and is not accounted for yet.
-struct Answered {
-  u64 first, next;  // `next` is what the worker looks at then
-  u64 seen_ns;
-  u32 count = 0;
-  bool failed;
-};
-
+// For `count` messages from `first` on; `next` is what the worker looks at then.
 __device__ void account(const KernelRing& launch, const WorkerMemory& memory, WorkerReport& report,
-                        const Answered& answered) {
+                        u64 first, u64 next, u32 count, bool failed, u64 seen_ns) {
   const u64 end_ns = now_ns();
-  const u64 latency = end_ns - answered.seen_ns;
-  const u32 count = answered.count;
-  for (u32 i = 0; answered.failed && i < count; ++i) {
+  const u64 latency = end_ns - seen_ns;
+  for (u32 i = 0; failed && i < count; ++i) {
     if (memory.status[i] == 0) continue;
     report.errors += 1;
     report.last_error = memory.status[i];
-    if (!write_dead_letter(launch, answered.first + i, memory.status[i])) report.dropped += 1;
+    if (!write_dead_letter(launch, first + i, memory.status[i])) report.dropped += 1;
   }
   report.processed += count;
   report.latency_total_ns += latency * count;
@@ -321,8 +313,18 @@ __device__ void account(const KernelRing& launch, const WorkerMemory& memory, Wo
   if (latency < report.latency_min_ns) report.latency_min_ns = latency;
   report.last_processed_ns = end_ns;
   __threadfence_block();
-  poke(report.progress, answered.next);
+  poke(report.progress, next);
 }
+
+// When a worker looks again after a reply. A look samples host memory half a trip, 0.5 us, after it
+// starts. Who answers a reply at once, from C++ or from Python, has its next message there 0.6 to
+// 0.9 us after the reply left; a look that starts at once misses it and costs a whole trip more.
+// Measured, NVIDIA H200, p50 native and from Python: at once 2.06 and 2.9 us; 380 cycles later 1.75
+// and 2.9; 680 1.88 and 1.90; 880 1.97 and 1.92; 1280 2.17 and 2.09.
+#ifndef RINGMEM_FIRST_LOOK_CYCLES
+#define RINGMEM_FIRST_LOOK_CYCLES 780
+#endif
+constexpr long long first_look_cycles = RINGMEM_FIRST_LOOK_CYCLES;
 
 // A worker warp and what it waits for.
 struct Worker {
@@ -335,7 +337,7 @@ struct Worker {
   u32 idle = 0;         // looks in vain
   u32 at_once = 0;      // messages in a row that were there at the first look
   u64 looked_ns = 0;    // a moment shortly before the last look ended
-  Answered answered;
+  long long answered_at = 0;  // clock64 of the last reply
 
   // No other worker of this block has the message before.
   static constexpr bool alone = workers == 1 || ring_blocks > 1 || RINGMEM_MODE == RINGMEM_MODE_BLOCK;
@@ -366,10 +368,8 @@ struct Worker {
 
   // Polls message `index` alone, one load in flight. Both matter: what a warp polls besides
   // lengthens its round trip (p50 on an NVIDIA H200: one line, one load 1.9 us; two loads in flight
-  // 2.9, four 5.1; four loads of eight lines each 6.0). What can be done while the first look is
-  // under way is done then: the message before is accounted for, the reply's place is cleared.
-  // Returns the lines that are ready, all of the message's or 0. 0 means: look at the block's order
-  // again.
+  // 2.9, four 5.1; four loads of eight lines each 6.0). Returns the lines that are ready, all of
+  // the message's or 0. 0 means: look at the block's order again.
   __device__ __forceinline__ u32 wait(u64 index) {
     const u32 lane = threadIdx.x & 31;
     const u32 line = lane >> 2;
@@ -377,17 +377,12 @@ struct Worker {
     const u64 slot = index & input.mask;
     const u8* at = input.slots + (slot * message_lines + line) * line_nbytes + (lane & 3) * 16;
     const u32 expected = sequence_of(index, input.shift);
-#if defined(RINGMEM_LOOK_DELAY) && RINGMEM_LOOK_DELAY > 0
-    for (const long long start = clock64(); clock64() - start < RINGMEM_LOOK_DELAY;) continue;
+    while (clock64() - answered_at < first_look_cycles) continue;
     __syncwarp();
-#endif
     for (u32 looks = 0;; ++looks) {
       Part part;
       if (mine) part = load_part(at);
-      if (looks == 0) {
-        settle();
-        clear_replies(memory, 1, lane, 32);
-      }
+      if (looks == 0) clear_replies(memory, 1, lane, 32);  // there is time while the load is under way
       looked_ns = now_ns();
       const bool match = !mine || (lane & 3) != 0 || word_sequence(part.a) == expected;
       if (__all_sync(full_mask, match)) {
@@ -439,14 +434,6 @@ struct Worker {
 
   __device__ __forceinline__ u64 seen_ns() const {
     return looked_ns + (now_low_ns() - static_cast<u32>(looked_ns));
-  }
-
-  // Accounts for what was answered.
-  __device__ __forceinline__ void settle() {
-    if (answered.count == 0) return;
-    if ((threadIdx.x & 31) == 0) account(launch, memory, report, answered);
-    answered.count = 0;
-    __syncwarp();
   }
 
   // Waits until the output ring has room for messages up to `last`; false: leave or pause first.
@@ -531,7 +518,6 @@ __device__ void worker_loop(const KernelRing& launch, BlockMemory& block, Worker
   for (;;) {
     const bool calm = worker.is_calm(next);
     if (!calm) {
-      worker.settle();
       const Turn turn = take_turn(worker, next);
       if (turn == never) break;
       if (turn == later) continue;
@@ -550,6 +536,7 @@ __device__ void worker_loop(const KernelRing& launch, BlockMemory& block, Worker
     scatter_replies(memory, count, lane, 32);
     __syncwarp();
     write_replies(worker.output, next, count, memory, lane, 32);
+    worker.answered_at = clock64();
     const u64 first = next;
     next += count;
     if (next == end) {
@@ -557,7 +544,8 @@ __device__ void worker_loop(const KernelRing& launch, BlockMemory& block, Worker
       end += stride;
     }
     const bool failed = __any_sync(full_mask, lane < count && memory.status[lane] != 0);
-    worker.answered = Answered{first, next, seen_ns, count, failed};
+    if (lane == 0) account(launch, memory, report, first, next, count, failed, seen_ns);
+    __syncwarp();
   }
   __threadfence_system();
   if (lane == 0) poke(report.ended, 1u);
@@ -629,7 +617,7 @@ __device__ void block_loop(const KernelRing& launch, BlockMemory& block, WorkerM
     const u64 first = next;
     next += count;
     if (worker_of_block == 0) {
-      if (lane == 0) account(launch, memory, report, Answered{first, next, seen_ns, count, true});
+      if (lane == 0) account(launch, memory, report, first, next, count, true, seen_ns);
     } else if (lane == 0) {
       poke(report.progress, next);
     }
