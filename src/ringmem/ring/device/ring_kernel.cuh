@@ -121,6 +121,7 @@ struct BlockMemory {
   u32 workers_ready;
   u32 block_ready;   // RINGMEM_MODE_BLOCK: messages in block_lines
   u32 corrupted;     // a line carried a sequence that no correct producer writes
+  u32 first_look;    // cycles from a reply to the next look
   long long awake_until;  // clock64 of this multiprocessor
   WorkerReport reports[workers];
 };
@@ -317,14 +318,16 @@ __device__ void account(const KernelRing& launch, const WorkerMemory& memory, Wo
 }
 
 // When a worker looks again after a reply. A look samples host memory half a trip, 0.5 us, after it
-// starts. Who answers a reply at once, from C++ or from Python, has its next message there 0.6 to
-// 0.9 us after the reply left; a look that starts at once misses it and costs a whole trip more.
-// Measured, NVIDIA H200, p50 native and from Python: at once 2.06 and 2.9 us; 380 cycles later 1.75
-// and 2.9; 680 1.88 and 1.90; 880 1.97 and 1.92; 1280 2.17 and 2.09.
-#ifndef RINGMEM_FIRST_LOOK_CYCLES
-#define RINGMEM_FIRST_LOOK_CYCLES 780
-#endif
-constexpr long long first_look_cycles = RINGMEM_FIRST_LOOK_CYCLES;
+// starts. Who answers a reply at once has its next message there 0.6 us after the reply left, from
+// C++, or up to 1 us, from Python; a look that misses it costs a whole trip more. So the first look
+// waits, and where messages come late twice in a row, it waits a little more; where they are there,
+// ever so little less. Measured, NVIDIA H200, p50 native and from Python: look at once 1.75 to 2.06
+// and 2.9 us; 780 cycles after the reply 1.85 and, by the machine, 1.9 or 2.9; 980 1.97 and 1.92;
+// 1180 2.07 and 2.0.
+constexpr u32 first_look_least = 760;
+constexpr u32 first_look_most = 3000;
+constexpr u32 first_look_more = 80;
+constexpr u32 first_look_less = 1;
 
 // A worker warp and what it waits for.
 struct Worker {
@@ -337,6 +340,7 @@ struct Worker {
   u32 idle = 0;         // looks in vain
   u32 at_once = 0;      // messages in a row that were there at the first look
   u64 looked_ns = 0;    // a moment shortly before the last look ended
+  u32 late = 0;         // messages in a row that came soon after the first look
   long long answered_at = 0;  // clock64 of the last reply
 
   // No other worker of this block has the message before.
@@ -377,7 +381,8 @@ struct Worker {
     const u64 slot = index & input.mask;
     const u8* at = input.slots + (slot * message_lines + line) * line_nbytes + (lane & 3) * 16;
     const u32 expected = sequence_of(index, input.shift);
-    while (clock64() - answered_at < first_look_cycles) continue;
+    const u32 first_look = peek(block.first_look);
+    while (clock64() - answered_at < first_look) continue;
     __syncwarp();
     for (u32 looks = 0;; ++looks) {
       Part part;
@@ -392,6 +397,7 @@ struct Worker {
         __syncwarp();
         idle = 0;
         at_once = looks == 0 ? at_once + 1 : 0;
+        learn(looks, first_look);
         return message_lines;
       }
       const bool sound =
@@ -408,6 +414,15 @@ struct Worker {
       }
       rest();
     }
+  }
+
+  // A message came after so many looks in vain. Whoever learned last is right.
+  __device__ __forceinline__ void learn(u32 looks, u32 first_look) {
+    late = looks == 0 || looks > 2 ? 0 : late + 1;
+    u32 learned = first_look;
+    if (late >= 2) learned = first_look < first_look_most ? first_look + first_look_more : first_look_least;
+    if (looks == 0 && first_look > first_look_least) learned = first_look - first_look_less;
+    if (learned != first_look) poke(block.first_look, learned);
   }
 
   // Reads what is there of `wanted` lines from message `index` on; returns the lines that are ready.
@@ -904,6 +919,7 @@ extern "C" __global__ void __launch_bounds__((RINGMEM_WORKERS + 1) * 32, 1)
   __syncthreads();
   if (threadIdx.x == 0) {
     block.drain_target = ~0ull;
+    block.first_look = first_look_least;
     block.output_head =
         load_u64(&reinterpret_cast<const RingHeader*>(launch.output_ptr)->consumer.head);
   }
