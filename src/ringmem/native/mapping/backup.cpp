@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <map>
 
@@ -16,6 +17,7 @@ constexpr std::size_t host_page = 4096;
 constexpr std::size_t huge_page = 2 * mebibyte;
 constexpr std::size_t touched_at_once = 2 * huge_page;
 constexpr unsigned builders_most = 16;
+constexpr auto patience = std::chrono::milliseconds(1);  // with a copier that is slower
 constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, from Linux 5.14 on
 
 // Bytes that the kernel could give without swapping; 0 where it does not say.
@@ -245,7 +247,12 @@ void BackupArena::Delivery::build() noexcept {
   Status status = Status::success;
   while (unsigned char* const piece = ok(status) ? take_piece() : nullptr) {
     status = arena_->add_piece(piece);
+    // Who registers without a pause keeps the driver's lock from who copies.
+    std::unique_lock lock(arena_->mutex_);
     arena_->ready_.notify_all();
+    arena_->ready_.wait_for(lock, patience, [&] {
+      return wanted_ == 0 || (waiting_ && arena_->free_.empty());
+    });
   }
   std::lock_guard lock(arena_->mutex_);
   --building_;
@@ -255,7 +262,12 @@ void BackupArena::Delivery::build() noexcept {
 
 BackupArena::Slot BackupArena::Delivery::next() {
   std::unique_lock lock(arena_->mutex_);
-  arena_->ready_.wait(lock, [&] { return !arena_->free_.empty() || building_ == 0; });
+  if (arena_->free_.empty()) {
+    waiting_ = true;
+    arena_->ready_.notify_all();
+    arena_->ready_.wait(lock, [&] { return !arena_->free_.empty() || building_ == 0; });
+    waiting_ = false;
+  }
   if (arena_->free_.empty()) {
     throw DriverError(ok(failure_) ? Status::out_of_memory : failure_, "cuMemHostRegister",
                       std::to_string(wanted_ * arena_->slot_nbytes()) +

@@ -68,6 +68,7 @@ class BackupArena : public std::enable_shared_from_this<BackupArena> {
     std::size_t taken_ = 0;  // pieces that were taken to be registered
     int building_ = 0;       // threads at work
     int touching_ = 0;       // of these, the ones that still touch
+    bool waiting_ = false;   // next() does, for a slot
     Status failure_ = Status::success;
   };
 

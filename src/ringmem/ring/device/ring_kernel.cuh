@@ -326,7 +326,7 @@ __device__ void account(const KernelRing& launch, const WorkerMemory& memory, Wo
 // 1180 2.07 and 2.0.
 constexpr u32 first_look_least = 760;
 constexpr u32 first_look_most = 3000;
-constexpr u32 first_look_more = 80;
+constexpr u32 first_look_more = 40;
 constexpr u32 first_look_less = 1;
 
 // A worker warp and what it waits for.
