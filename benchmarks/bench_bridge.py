@@ -28,7 +28,7 @@ def main() -> None:
                 more = {"raw": figures["raw_gb_per_second"], "of_raw": figures["of_raw"]}
                 row = harness.row(what, [figures["gb_per_second"]], "GB/s", **more)
                 if int(nbytes) >= FROM_NBYTES and device.platform == "cuda":
-                    row |= {"bar": BAR_OF_RAW, "passed": figures["of_raw"] >= BAR_OF_RAW}
+                    row |= {"bar of raw": BAR_OF_RAW, "met": figures["of_raw"] >= BAR_OF_RAW}
                 rows.append(row)
     harness.report("bridge", device, rows, options.json)
 

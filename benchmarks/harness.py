@@ -42,6 +42,12 @@ def row(name: str, samples: list[float] | np.ndarray, unit: str, **more: Any) ->
     }
 
 
+def met(entry: Row, bar: float, *, least: bool = False) -> Row:
+    """The row with the bar that its median is held against: at most it, or at least."""
+    median = entry["median"]
+    return entry | {"bar": bar, "met": bool(median >= bar if least else median <= bar)}
+
+
 def time_ns(
     call: Callable[[], object], *, batch: int, samples: int, warm_up: bool = True
 ) -> np.ndarray:
