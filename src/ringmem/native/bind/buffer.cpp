@@ -88,7 +88,7 @@ bool restore_python_error() noexcept {
 }
 
 bool StreamRef::closed() const {
-  return owner.is_valid() && is<NativeStream>(owner) &&
+  return owner.is_valid() &&
          nb::inst_ptr<NativeStream>(owner)->closed.load(std::memory_order_acquire);
 }
 

@@ -76,7 +76,7 @@ enum class MemoryKind : std::uint8_t { device, pinned, managed, host };
 // every device has under the same handle.
 struct StreamRef {
   StreamHandle handle = default_stream;
-  nb::object owner;
+  nb::object owner;                // a NativeStream
   NativeDevice* device = nullptr;  // kept by the owner, or by the buffer that holds this
 
   bool same_as(const StreamRef& other) const noexcept {
@@ -171,20 +171,19 @@ nb::object make_buffer(MemoryKind kind, const Block& block, std::shared_ptr<Allo
 nb::object make_device_buffer(const Block& block, std::shared_ptr<Allocator> allocator, Spec spec,
                               NativeDevice& device, StreamRef stream);
 
-// Whether `object` is a T or of a subclass. nb::isinstance looks the type up every time; hot paths
-// ask several times a call.
-template <class T>
-bool is(nb::handle object) {
-  static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(nb::type<T>().ptr());
-  return PyObject_TypeCheck(object.ptr(), type);
-}
-
 // --- between the files of this room ------------------------------------------------------------
 
 // The arguments of every constructor; null where not given.
 struct Request {
   nb::handle shape, dtype, device, stream, allocator;
 };
+
+// A new object of `type` with a fresh Buffer in it.
+nb::object new_buffer_object(nb::handle type);
+// From now on dead objects of this class, a Python subclass of BufferBase without slots, are used
+// again; until the others are dropped, at the end of Python.
+void recycle_objects(nb::handle type);
+void drop_spare_objects();
 
 // The Python class for memory of a kind, registered by ringmem.buffers.
 nb::handle buffer_type(MemoryKind kind);

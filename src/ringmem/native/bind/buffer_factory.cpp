@@ -119,10 +119,8 @@ void own_memory(Buffer& buffer, std::shared_ptr<Allocator> allocator) {
 // A new, empty object of `type`; `fill` makes it a buffer. What `fill` throws destroys it.
 template <class Fill>
 nb::object make(nb::handle type, Fill fill) {
-  nb::object object = nb::inst_alloc(type);
-  Buffer* buffer = new (nb::inst_ptr<Buffer>(object)) Buffer;
-  nb::inst_mark_ready(object);
-  fill(*buffer);
+  nb::object object = new_buffer_object(type);
+  fill(*nb::inst_ptr<Buffer>(object));
   return object;
 }
 
@@ -185,6 +183,7 @@ void set_types(nb::handle device, nb::handle pinned, nb::handle managed, nb::han
   default_device = Py_NewRef(default_device_function.ptr());
   // Only the class itself: a user's subclass may have an __init__ of its own.
   reinterpret_cast<PyTypeObject*>(device.ptr())->tp_vectorcall = construct_device_buffer;
+  recycle_objects(device);
 }
 
 nb::object borrow_memory(int kind, DevicePtr ptr, nb::handle shape, nb::handle dtype,

@@ -29,8 +29,9 @@ class CudaDriver final : public Driver {
   class Scope;
 
   // Loads at the first call; not_initialized where that failed.
-  Status ready() const noexcept;
-  Status check_device(int device) const noexcept;
+  inline Status ready() const noexcept;
+  Status load() const noexcept;  // its slow half
+  inline Status check_device(int device) const noexcept;
   Status check_locations(const AccessGrant* grants, std::size_t count) const noexcept;
 
   // Calls a function of the library with no context, or in that of `device`.
