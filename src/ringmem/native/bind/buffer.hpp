@@ -107,7 +107,9 @@ class Buffer {
   StreamRef stream;  // allocations and frees are in its order
 
   Block block;
-  std::shared_ptr<Allocator> allocator;  // null: borrowed, view or empty
+  // Null: borrowed, view or empty. The device's own is referred to and not counted, since
+  // `device_object` keeps it (two locked instructions less).
+  std::shared_ptr<Allocator> allocator;
   nb::object owner;                      // of borrowed memory
   nb::object root_object;                // of a view: keeps `root`
   Buffer* root = nullptr;                // of a view

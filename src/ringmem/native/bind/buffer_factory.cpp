@@ -97,7 +97,11 @@ Block take(Allocator& allocator, MemoryKind kind, std::size_t nbytes, StreamHand
 }
 
 std::shared_ptr<Allocator> default_allocator(MemoryKind kind, NativeDevice& device) {
-  if (kind == MemoryKind::device) return current_allocator(device);
+  if (kind == MemoryKind::device) {
+    const std::shared_ptr<Allocator>& current = current_allocator(device);
+    if (&current != &device.allocator) return current;
+    return {std::shared_ptr<Allocator>(), current.get()};  // see Buffer::allocator
+  }
   if (kind == MemoryKind::pinned) {
     return std::make_shared<PinnedAllocator>(device.driver, device.ordinal, HostFlags{});
   }
