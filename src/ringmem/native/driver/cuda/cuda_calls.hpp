@@ -145,4 +145,12 @@ Status CudaDriver::within(int device, Function function, Arguments... arguments)
   return cuda::call(state_->library.functions.*function, arguments...);
 }
 
+template <class Function, class... Arguments>
+Status CudaDriver::ordered(int device, StreamHandle stream, Function function,
+                           Arguments... arguments) const noexcept {
+  if (stream <= per_thread_stream) return within(device, function, arguments...);
+  if (Status status = check_device(device); !ok(status)) return status;
+  return cuda::call(state_->library.functions.*function, arguments...);
+}
+
 }  // namespace ringmem

@@ -39,6 +39,10 @@ class CudaDriver final : public Driver {
   Status plain(Function function, Arguments... arguments) const noexcept;
   template <class Function, class... Arguments>
   Status within(int device, Function function, Arguments... arguments) const noexcept;
+  // One that needs the context only where `stream` is a default one, as a stream of its own has one.
+  template <class Function, class... Arguments>
+  Status ordered(int device, StreamHandle stream, Function function,
+                 Arguments... arguments) const noexcept;
 
   std::unique_ptr<State> state_;
 };
