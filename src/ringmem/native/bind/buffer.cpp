@@ -161,7 +161,15 @@ std::vector<StreamRef> Buffer::streams_in_use() const {
   return streams;
 }
 
+void Buffer::check_usable() const {
+  const Buffer& target = memory();
+  if (!target.allocator) return;
+  const std::string why = target.allocator->unusable();
+  if (!why.empty()) [[unlikely]] throw InvalidValue(describe(*this) + " cannot be used: " + why);
+}
+
 void Buffer::check_device_may_use() const {
+  check_usable();
   if (!memory().host_only.load(std::memory_order_acquire)) return;
   raise_error("InvalidValueError",
               describe(*this) + " is inside host(), and " + device->name +

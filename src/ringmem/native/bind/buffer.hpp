@@ -137,8 +137,11 @@ class Buffer {
   void note_use(const StreamRef& stream);
   // The streams whose work may touch the memory now.
   std::vector<StreamRef> streams_in_use() const;
-  // Inside UnifiedBuffer.host() on a device that cannot share: device work would fault.
+  // Inside UnifiedBuffer.host() on a device that cannot share: device work would fault. Includes
+  // check_usable().
   void check_device_may_use() const;
+  // Device and host would fault in memory that sleeps. Throws InvalidValue.
+  void check_usable() const;
   std::atomic<bool> host_only{false};
 
  private:
