@@ -265,6 +265,23 @@ static Result cuMemPoolGetAttribute(void* pool, int attribute, void* value) {
   }
   return 0;
 }
+/* As cuda.h has it: a default stream wants a current context, another one brings its own. */
+static Result cuMemAllocFromPoolAsync(Ptr* ptr, size_t nbytes, void* pool, uintptr_t stream) {
+  uint64_t seen[] = {nbytes, (uintptr_t)pool, stream, (uint64_t)(int64_t)current_device()};
+  if (stream <= 2 && current_device() < 0) return 201;
+  memcpy(fake_last, seen, sizeof seen);
+  *ptr = 0x4000;
+  return 0;
+}
+static Result cuMemAllocAsync(Ptr* ptr, size_t nbytes, uintptr_t stream) {
+  return cuMemAllocFromPoolAsync(ptr, nbytes, NULL, stream);
+}
+static Result cuMemFreeAsync(Ptr ptr, uintptr_t stream) {
+  uint64_t seen[] = {ptr, stream, (uint64_t)(int64_t)current_device()};
+  if (stream <= 2 && current_device() < 0) return 201;
+  memcpy(fake_last, seen, sizeof seen);
+  return 0;
+}
 Result cuThreadExchangeStreamCaptureMode(int* mode) {
   static __thread int now = 1; /* thread-local capture mode, as some application left it */
   int before = now;
@@ -316,6 +333,9 @@ static const struct Symbol symbols[] = {
     SYMBOL(cuStreamGetDevice, 12080),
     SYMBOL(cuStreamGetCtx, 9020),
     SYMBOL(cuMemPoolGetAttribute, 11020),
+    SYMBOL(cuMemAllocFromPoolAsync, 11020),
+    SYMBOL(cuMemAllocAsync, 11020),
+    SYMBOL(cuMemFreeAsync, 11020),
     SYMBOL(cuThreadExchangeStreamCaptureMode, 10010),
 };
 

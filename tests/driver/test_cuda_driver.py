@@ -48,6 +48,40 @@ def test_nothing_is_pushed_where_the_context_is_current_already(fake: Fake) -> N
     assert fake.int("fake_pushes").value == 0
 
 
+@pytest.mark.parametrize("context", [0, 555])
+def test_allocating_in_a_default_streams_order_runs_in_the_devices_context(
+    fake: Fake, context: int
+) -> None:
+    driver = fake.driver()
+    if context:
+        fake.push(context)
+    for stream in (0, 1, 2):
+        assert driver.pool_alloc_async(1, 0x77, 64, stream) == 0x4000
+        assert fake.last(4) == [64, 0x77, stream, 1]
+        assert driver.mem_alloc_async(1, 64, stream) == 0x4000
+        assert fake.last(4) == [64, 0, stream, 1]
+        driver.mem_free_async(1, 0x4000, stream)
+        assert fake.last(3) == [0x4000, stream, 1]
+        assert fake.current() == context
+
+
+@pytest.mark.parametrize("context", [0, 555])
+def test_allocating_in_another_streams_order_needs_no_context(fake: Fake, context: int) -> None:
+    driver = fake.driver()
+    if context:
+        fake.push(context)
+    fake.int("fake_pushes").value = 0
+    assert driver.pool_alloc_async(1, 0x77, 64, 2007) == 0x4000
+    assert fake.last(3) == [64, 0x77, 2007]
+    assert driver.mem_alloc_async(1, 64, 2007) == 0x4000
+    driver.mem_free_async(1, 0x4000, 2007)
+    assert fake.last(2) == [0x4000, 2007]
+    assert fake.int("fake_pushes").value == 0
+    assert fake.current() == context
+    with pytest.raises(InvalidDeviceError):
+        driver.mem_free_async(9, 0x4000, 2007)
+
+
 def test_the_callers_context_is_back_after_a_failure(fake: Fake) -> None:
     driver = fake.driver()
     fake.push(555)

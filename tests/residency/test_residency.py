@@ -88,6 +88,34 @@ def test_keep_keeps_everything(device):
     tag.wake()
 
 
+def test_sleeping_memory_is_refused_by_name_and_the_device_lives_on(device):
+    tag = make("weights", device)
+    with tag:
+        buffer = ringmem.from_array(np.arange(64, dtype="i4"), device=device)
+    other = ringmem.DeviceBuffer(64, "i4", device=device)
+    residency.sleep("weights")
+    touches = [
+        lambda: buffer.copy_to(other),
+        lambda: buffer.copy_from(other),
+        lambda: buffer.copy_from(np.zeros(64, "i4")),
+        lambda: buffer.fill(0),
+        lambda: buffer.to_numpy(),
+        lambda: buffer[3:5].to_numpy(),
+        lambda: buffer.numpy(),
+        lambda: memoryview(buffer),
+    ]
+    for touch in touches:
+        with pytest.raises((InvalidValueError, BufferError)) as refused:
+            touch()
+        said = refused.value.__cause__ or refused.value
+        assert isinstance(said, InvalidValueError)
+        assert "tag 'weights', is asleep" in str(said)
+        assert "residency.wake('weights')" in str(said)
+    assert buffer.ptr  # an address can be asked for
+    residency.wake("weights")
+    np.testing.assert_array_equal(buffer.to_numpy(), np.arange(64))
+
+
 def test_only_named_tags_sleep(device):
     first, second = make("first", device), make("second", device, "discard")
     a = ringmem.empty(PAGE, "uint8", device=device, allocator=first)

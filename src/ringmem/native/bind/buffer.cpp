@@ -16,6 +16,11 @@ namespace {
 // From this many recorded streams on, those whose work is done are forgotten.
 constexpr std::size_t many_streams = 16;
 
+// The allocator for somebody who does not hold the buffer's device.
+std::shared_ptr<Allocator> kept_allocator(const Buffer& buffer) {
+  return buffer.allocator.use_count() ? buffer.allocator : buffer.device->allocator;
+}
+
 // Freeing that must wait for work which no handle names any more: the reaper waits for the devices.
 void free_after_everything(Buffer& buffer, const std::vector<StreamRef>& used) {
   ReaperJob job;
@@ -27,7 +32,7 @@ void free_after_everything(Buffer& buffer, const std::vector<StreamRef>& used) {
   }
   std::sort(devices.begin(), devices.end());
   devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
-  job.run = [driver = job.driver, devices, block = buffer.block, allocator = buffer.allocator] {
+  job.run = [driver = job.driver, devices, block = buffer.block, allocator = kept_allocator(buffer)] {
     // A device that cannot be waited for any more has no work left that could use the memory.
     for (int device : devices) static_cast<void>(driver->synchronize(device));
     return allocator->deallocate(block, default_stream);
@@ -42,7 +47,7 @@ void free_later(Buffer& buffer, StreamHandle stream, const std::vector<StreamRef
   job.what = "freeing " + std::to_string(buffer.nbytes) + " bytes";
   auto keep = std::make_shared<std::vector<StreamRef>>(used);
   keep->push_back(buffer.stream);
-  job.run = [block = buffer.block, allocator = buffer.allocator, stream, keep] {
+  job.run = [block = buffer.block, allocator = kept_allocator(buffer), stream, keep] {
     return allocator->deallocate(block, stream);
   };
   Reaper::instance().post(std::move(job));
@@ -88,7 +93,7 @@ bool restore_python_error() noexcept {
 }
 
 bool StreamRef::closed() const {
-  return owner.is_valid() && is<NativeStream>(owner) &&
+  return owner.is_valid() &&
          nb::inst_ptr<NativeStream>(owner)->closed.load(std::memory_order_acquire);
 }
 
@@ -156,7 +161,15 @@ std::vector<StreamRef> Buffer::streams_in_use() const {
   return streams;
 }
 
+void Buffer::check_usable() const {
+  const Buffer& target = memory();
+  if (!target.allocator) return;
+  const std::string why = target.allocator->unusable();
+  if (!why.empty()) [[unlikely]] throw InvalidValue(describe(*this) + " cannot be used: " + why);
+}
+
 void Buffer::check_device_may_use() const {
+  check_usable();
   if (!memory().host_only.load(std::memory_order_acquire)) return;
   raise_error("InvalidValueError",
               describe(*this) + " is inside host(), and " + device->name +

@@ -76,7 +76,7 @@ enum class MemoryKind : std::uint8_t { device, pinned, managed, host };
 // every device has under the same handle.
 struct StreamRef {
   StreamHandle handle = default_stream;
-  nb::object owner;
+  nb::object owner;                // a NativeStream
   NativeDevice* device = nullptr;  // kept by the owner, or by the buffer that holds this
 
   bool same_as(const StreamRef& other) const noexcept {
@@ -107,7 +107,9 @@ class Buffer {
   StreamRef stream;  // allocations and frees are in its order
 
   Block block;
-  std::shared_ptr<Allocator> allocator;  // null: borrowed, view or empty
+  // Null: borrowed, view or empty. The device's own is referred to and not counted, since
+  // `device_object` keeps it (two locked instructions less).
+  std::shared_ptr<Allocator> allocator;
   nb::object owner;                      // of borrowed memory
   nb::object root_object;                // of a view: keeps `root`
   Buffer* root = nullptr;                // of a view
@@ -135,8 +137,11 @@ class Buffer {
   void note_use(const StreamRef& stream);
   // The streams whose work may touch the memory now.
   std::vector<StreamRef> streams_in_use() const;
-  // Inside UnifiedBuffer.host() on a device that cannot share: device work would fault.
+  // Inside UnifiedBuffer.host() on a device that cannot share: device work would fault. Includes
+  // check_usable().
   void check_device_may_use() const;
+  // Device and host would fault in memory that sleeps. Throws InvalidValue.
+  void check_usable() const;
   std::atomic<bool> host_only{false};
 
  private:
@@ -171,20 +176,19 @@ nb::object make_buffer(MemoryKind kind, const Block& block, std::shared_ptr<Allo
 nb::object make_device_buffer(const Block& block, std::shared_ptr<Allocator> allocator, Spec spec,
                               NativeDevice& device, StreamRef stream);
 
-// Whether `object` is a T or of a subclass. nb::isinstance looks the type up every time; hot paths
-// ask several times a call.
-template <class T>
-bool is(nb::handle object) {
-  static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(nb::type<T>().ptr());
-  return PyObject_TypeCheck(object.ptr(), type);
-}
-
 // --- between the files of this room ------------------------------------------------------------
 
 // The arguments of every constructor; null where not given.
 struct Request {
   nb::handle shape, dtype, device, stream, allocator;
 };
+
+// A new object of `type` with a fresh Buffer in it.
+nb::object new_buffer_object(nb::handle type);
+// From now on dead objects of this class, a Python subclass of BufferBase without slots, are used
+// again; until the others are dropped, at the end of Python.
+void recycle_objects(nb::handle type);
+void drop_spare_objects();
 
 // The Python class for memory of a kind, registered by ringmem.buffers.
 nb::handle buffer_type(MemoryKind kind);

@@ -158,8 +158,9 @@ void connect_reaper() {
   hooks.done = [] { Py_AddPendingCall(collect_done, nullptr); };
   hooks.failed = report_lost;
   Reaper::instance().set_hooks(hooks);
-  nb::module_::import_("atexit").attr("register")(
-      nb::cpp_function(&retire_reaper));
+  nb::object at_exit = nb::module_::import_("atexit").attr("register");
+  at_exit(nb::cpp_function(&drop_spare_objects));
+  at_exit(nb::cpp_function(&retire_reaper));
 }
 
 }  // namespace

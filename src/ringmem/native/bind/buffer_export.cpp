@@ -65,6 +65,7 @@ nb::object host_array(nb::handle_t<Buffer> self, bool read_only) {
   Buffer& buffer = *nb::inst_ptr<Buffer>(self);
   buffer.check_open();
   require_host_readable(buffer);
+  buffer.check_usable();
   if (buffer.read_only && !read_only) {
     throw InvalidValue("readonly is False, but " + describe(buffer) +
                        " is read-only: give readonly=True");

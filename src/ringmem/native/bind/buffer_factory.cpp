@@ -97,7 +97,11 @@ Block take(Allocator& allocator, MemoryKind kind, std::size_t nbytes, StreamHand
 }
 
 std::shared_ptr<Allocator> default_allocator(MemoryKind kind, NativeDevice& device) {
-  if (kind == MemoryKind::device) return current_allocator(device);
+  if (kind == MemoryKind::device) {
+    const std::shared_ptr<Allocator>& current = current_allocator(device);
+    if (&current != &device.allocator) return current;
+    return {std::shared_ptr<Allocator>(), current.get()};  // see Buffer::allocator
+  }
   if (kind == MemoryKind::pinned) {
     return std::make_shared<PinnedAllocator>(device.driver, device.ordinal, HostFlags{});
   }
@@ -119,10 +123,8 @@ void own_memory(Buffer& buffer, std::shared_ptr<Allocator> allocator) {
 // A new, empty object of `type`; `fill` makes it a buffer. What `fill` throws destroys it.
 template <class Fill>
 nb::object make(nb::handle type, Fill fill) {
-  nb::object object = nb::inst_alloc(type);
-  Buffer* buffer = new (nb::inst_ptr<Buffer>(object)) Buffer;
-  nb::inst_mark_ready(object);
-  fill(*buffer);
+  nb::object object = new_buffer_object(type);
+  fill(*nb::inst_ptr<Buffer>(object));
   return object;
 }
 
@@ -185,6 +187,7 @@ void set_types(nb::handle device, nb::handle pinned, nb::handle managed, nb::han
   default_device = Py_NewRef(default_device_function.ptr());
   // Only the class itself: a user's subclass may have an __init__ of its own.
   reinterpret_cast<PyTypeObject*>(device.ptr())->tp_vectorcall = construct_device_buffer;
+  recycle_objects(device);
 }
 
 nb::object borrow_memory(int kind, DevicePtr ptr, nb::handle shape, nb::handle dtype,

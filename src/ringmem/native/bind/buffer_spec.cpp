@@ -224,8 +224,13 @@ Spec spec_of(Shape shape, Dtype dtype) {
 
 Spec spec_of(nb::handle shape, nb::handle dtype) {
   if (dtype.is_valid() && !dtype.is_none()) return spec_of(shape_of(shape), dtype_of(dtype));
-  static PyObject* raw = PyUnicode_InternFromString("u1");
-  Spec spec = spec_of(shape_of(shape), dtype_of(raw));
+  static PyObject* const raw = dtype_of(nb::str("u1")).object.release().ptr();
+  if (PyLong_CheckExact(shape.ptr())) [[likely]] {
+    const std::int64_t nbytes = extent_of(shape, 0);
+    const auto count = static_cast<std::size_t>(nbytes);
+    if (count) return {Shape(nbytes), {nb::borrow(raw), 1}, count, count};
+  }
+  Spec spec = spec_of(shape_of(shape), {nb::borrow(raw), 1});
   if (spec.nbytes == 0) {
     throw InvalidValue("shape is " + spec.shape.text() +
                        ": raw memory of 0 bytes is nothing; give at least 1, or a dtype for a "

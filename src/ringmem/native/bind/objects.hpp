@@ -68,6 +68,14 @@ const std::shared_ptr<Allocator>& current_allocator(NativeDevice& device);
 // `native_allocator` is one (pools), else what the hook that floor 2 registered makes of it.
 std::shared_ptr<Allocator> allocator_of(nb::handle argument, NativeDevice& device);
 
+// Whether `object` is a T or of a subclass. nb::isinstance looks the type up every time; hot paths
+// ask several times a call.
+template <class T>
+bool is(nb::handle object) {
+  static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(nb::type<T>().ptr());
+  return PyObject_TypeCheck(object.ptr(), type);
+}
+
 // Raises a class of ringmem.native.errors. The GIL must be held.
 [[noreturn]] void raise_error(const char* name, const std::string& text);
 

@@ -372,7 +372,7 @@ StreamHandle stream_of(nb::handle argument, const NativeDevice& device, nb::obje
     check_open(*entry->stream);
     return entry->stream->handle;
   }
-  if (nb::isinstance<NativeStream>(argument)) {
+  if (is<NativeStream>(argument)) [[likely]] {
     if (owner) *owner = nb::borrow(argument);
     return handle_on(*nb::inst_ptr<NativeStream>(argument), device);
   }

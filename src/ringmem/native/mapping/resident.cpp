@@ -316,6 +316,13 @@ void Resident::close() {
   check(released, "cuMemRelease");
 }
 
+std::string Resident::unusable() const {
+  const Residence now = state();
+  if (now == Residence::awake || options_.backup == Backup::keep) return {};
+  return "its memory, tag '" + options_.tag + "', is " + state_name(now) +
+         ": use it after residency.wake('" + options_.tag + "')";
+}
+
 Residence Resident::state() const {
   std::lock_guard lock(mutex_);
   return state_;

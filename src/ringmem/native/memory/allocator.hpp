@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "driver/status.hpp"
 #include "driver/types.hpp"
@@ -43,6 +44,9 @@ class Allocator {
   // Work on `stream` uses the block too: reuse after deallocate waits for that work as well.
   // The stream must live until the block is deallocated.
   virtual Status record_stream(Block& block, StreamHandle stream) = 0;
+
+  // Why nothing may touch live blocks now, and what to do about it; empty: everything may.
+  virtual std::string unusable() const { return {}; }
 
   // allocate, beyond what try_allocate does, may wait for device work or for somebody who has no
   // need of the GIL: release the GIL around it.

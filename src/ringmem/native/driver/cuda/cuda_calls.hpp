@@ -16,12 +16,34 @@ namespace ringmem {
 
 struct CudaDriver::State {
   std::once_flag once;
+  std::atomic<bool> usable{false};  // loaded, and a driver is there: set last
   CudaLibrary library;
   std::unique_ptr<std::atomic<CUcontext>[]> contexts;  // primary, by ordinal; null: not retained
 
+  // Set in the child of a fork when the driver was in use before. A flag instead of getpid, which is
+  // a system call.
+  static inline std::atomic<bool> lost_by_fork{false};
+
   // The primary context; retained at the first call. `device` has been checked.
-  Status primary(int device, CUcontext* context) noexcept;
+  Status primary(int device, CUcontext* context) noexcept {
+    *context = contexts[static_cast<std::size_t>(device)].load(std::memory_order_acquire);
+    return *context ? Status::success : retain(device, context);
+  }
+  Status retain(int device, CUcontext* context) noexcept;
 };
+
+inline Status CudaDriver::ready() const noexcept {
+  if (!state_->usable.load(std::memory_order_acquire)) [[unlikely]] return load();
+  return State::lost_by_fork.load(std::memory_order_relaxed) ? Status::not_initialized
+                                                             : Status::success;
+}
+
+inline Status CudaDriver::check_device(int device) const noexcept {
+  if (Status status = ready(); !ok(status)) return status;
+  return static_cast<std::size_t>(device) < state_->library.devices.size()
+             ? Status::success
+             : Status::invalid_device;  // a negative one is a large one here
+}
 
 // The primary context of a device is current in this scope, the caller's again after it.
 class CudaDriver::Scope {
@@ -120,6 +142,14 @@ Status CudaDriver::within(int device, Function function, Arguments... arguments)
   if (!(state_->library.functions.*function)) return Status::not_supported;
   const Scope scope(*state_, device);
   if (!ok(scope.status())) return scope.status();
+  return cuda::call(state_->library.functions.*function, arguments...);
+}
+
+template <class Function, class... Arguments>
+Status CudaDriver::ordered(int device, StreamHandle stream, Function function,
+                           Arguments... arguments) const noexcept {
+  if (stream <= per_thread_stream) return within(device, function, arguments...);
+  if (Status status = check_device(device); !ok(status)) return status;
   return cuda::call(state_->library.functions.*function, arguments...);
 }
 

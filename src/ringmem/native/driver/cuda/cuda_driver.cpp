@@ -12,10 +12,6 @@ namespace {
 
 using F = CudaFunctions;
 
-// Set in the child of a fork when the driver was in use before. An atomic flag instead of getpid,
-// which is a system call.
-std::atomic<bool> lost_by_fork{false};
-
 const std::string& fork_error() noexcept {
   static const std::string text =
       "this process was forked from one that used CUDA, which does not survive a fork; start it "
@@ -33,34 +29,28 @@ const std::shared_ptr<CudaDriver>& cuda_driver() {
   return *driver;
 }
 
-Status CudaDriver::ready() const noexcept {
+Status CudaDriver::load() const noexcept {
   std::call_once(state_->once, [this] {
     State& state = *state_;
     state.library = load_cuda_library();
     const std::size_t count = state.library.devices.size();
     state.contexts = std::make_unique<std::atomic<CUcontext>[]>(count);
-    if (state.library.error.empty()) {
-      pthread_atfork(nullptr, nullptr, [] { lost_by_fork.store(true); });
-    }
+    if (!state.library.error.empty()) return;
+    pthread_atfork(nullptr, nullptr, [] { State::lost_by_fork.store(true); });
+    state.usable.store(true, std::memory_order_release);
   });
-  const bool usable =
-      state_->library.error.empty() && !lost_by_fork.load(std::memory_order_relaxed);
+  const bool usable = state_->usable.load(std::memory_order_acquire) &&
+                      !State::lost_by_fork.load(std::memory_order_relaxed);
   return usable ? Status::success : Status::not_initialized;
 }
 
 const std::string& CudaDriver::load_error() const noexcept {
-  return !ok(ready()) && lost_by_fork.load() ? fork_error() : state_->library.error;
+  return !ok(ready()) && State::lost_by_fork.load() ? fork_error() : state_->library.error;
 }
 
 const std::string& CudaDriver::library() const noexcept {
   (void)ready();
   return state_->library.path;
-}
-
-Status CudaDriver::check_device(int device) const noexcept {
-  if (Status status = ready(); !ok(status)) return status;
-  const auto count = static_cast<int>(state_->library.devices.size());
-  return device >= 0 && device < count ? Status::success : Status::invalid_device;
 }
 
 Status CudaDriver::check_locations(const AccessGrant* grants, std::size_t count) const noexcept {
@@ -74,7 +64,7 @@ Status CudaDriver::check_locations(const AccessGrant* grants, std::size_t count)
 }
 
 // No lock: retaining takes long, and twice is harmless where the loser gives its reference back.
-Status CudaDriver::State::primary(int device, CUcontext* context) noexcept {
+Status CudaDriver::State::retain(int device, CUcontext* context) noexcept {
   std::atomic<CUcontext>& slot = contexts[static_cast<std::size_t>(device)];
   CUcontext known = slot.load(std::memory_order_acquire);
   if (!known) {

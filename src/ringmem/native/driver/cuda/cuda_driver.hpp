@@ -29,8 +29,9 @@ class CudaDriver final : public Driver {
   class Scope;
 
   // Loads at the first call; not_initialized where that failed.
-  Status ready() const noexcept;
-  Status check_device(int device) const noexcept;
+  inline Status ready() const noexcept;
+  Status load() const noexcept;  // its slow half
+  inline Status check_device(int device) const noexcept;
   Status check_locations(const AccessGrant* grants, std::size_t count) const noexcept;
 
   // Calls a function of the library with no context, or in that of `device`.
@@ -38,6 +39,10 @@ class CudaDriver final : public Driver {
   Status plain(Function function, Arguments... arguments) const noexcept;
   template <class Function, class... Arguments>
   Status within(int device, Function function, Arguments... arguments) const noexcept;
+  // One that needs the context only where `stream` is a default one, as a stream of its own has one.
+  template <class Function, class... Arguments>
+  Status ordered(int device, StreamHandle stream, Function function,
+                 Arguments... arguments) const noexcept;
 
   std::unique_ptr<State> state_;
 };

@@ -169,16 +169,20 @@ Status CudaDriver::discard(int device, DevicePtr ptr, std::size_t nbytes,
 
 // --- pools ---------------------------------------------------------------------------------------
 
+// cuda.h on the three calls that allocate and free in a stream's order: CUDA_ERROR_INVALID_CONTEXT
+// means "default stream specified with no current context". Any other stream needs none, which
+// saves two to six driver calls a pair.
+
 Status CudaDriver::mem_alloc_async(int device, std::size_t nbytes, StreamHandle handle,
                                    DevicePtr* ptr) noexcept {
   if (nbytes == 0) return Status::invalid_value;  // driver 580 takes it, older ones do not
   return into<CUdeviceptr>(ptr, [&](CUdeviceptr* out) {
-    return within(device, &F::MemAllocAsync, out, nbytes, stream(handle));
+    return ordered(device, handle, &F::MemAllocAsync, out, nbytes, stream(handle));
   });
 }
 
 Status CudaDriver::mem_free_async(int device, DevicePtr ptr, StreamHandle handle) noexcept {
-  return within(device, &F::MemFreeAsync, CUdeviceptr{ptr}, stream(handle));
+  return ordered(device, handle, &F::MemFreeAsync, CUdeviceptr{ptr}, stream(handle));
 }
 
 Status CudaDriver::pool_create(int device, const PoolProps& props, PoolHandle* result) noexcept {
@@ -229,7 +233,7 @@ Status CudaDriver::pool_alloc_async(int device, PoolHandle handle, std::size_t n
                                     StreamHandle on, DevicePtr* ptr) noexcept {
   if (nbytes == 0) return Status::invalid_value;
   return into<CUdeviceptr>(ptr, [&](CUdeviceptr* out) {
-    return within(device, &F::MemAllocFromPoolAsync, out, nbytes, pool(handle), stream(on));
+    return ordered(device, on, &F::MemAllocFromPoolAsync, out, nbytes, pool(handle), stream(on));
   });
 }
 
