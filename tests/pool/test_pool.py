@@ -169,6 +169,20 @@ def test_a_limit_is_kept_and_named_in_the_error(device):
     pool.allocate(8 * MIB).close()
 
 
+def test_a_limit_below_one_page_is_refused_and_says_what_would_do(device):
+    page = ringmem.allocation_granularity(device)
+    for nbytes in (0, 1, page - 1):
+        with pytest.raises(
+            ringmem.InvalidValueError, match=rf"^limit is {nbytes}: .* page .* {page} bytes"
+        ):
+            Pool(device, limit=nbytes)
+    pool = Pool(device, limit=page)
+    with pytest.raises(ringmem.InvalidValueError, match=f"limit is {page - 1}: "):
+        pool.limit = page - 1
+    assert pool.limit == page
+    pool.allocate(page).close()
+
+
 def test_a_limit_below_what_lives_is_refused_and_changes_nothing(device):
     pool = Pool(device, limit="16 MiB")
     hold = pool.allocate(6 * MIB)

@@ -53,15 +53,16 @@ class Pool(_native.PoolBase):
     ones by best fit from pages that are remapped into one run before memory is declared out.
 
     A pool serves every buffer of a device inside ``with device.use(pool):``, single buffers with
-    ``allocator=pool``, and raw memory with :meth:`allocate`. It is thread-safe, and makes no
-    driver call until its first allocation. In a forked child it refuses.
+    ``allocator=pool``, and raw memory with :meth:`allocate`. It is thread-safe, and reserves
+    nothing until its first allocation. In a forked child it refuses.
 
     Parameters
     ----------
     device : Device or str, optional
         By default :func:`ringmem.default_device`.
     limit : int or str, optional
-        Bytes that may be reserved, ``"8 GiB"``; by default no limit.
+        Bytes that may be reserved, ``"8 GiB"``, at least one page of the device (mostly 2 MiB);
+        by default no limit.
     release_threshold : int or str, optional
         Bytes that may stay cached after a free; by default everything stays.
     tight : bool, default False
@@ -138,8 +139,8 @@ class Pool(_native.PoolBase):
     def limit(self) -> int | None:
         """Int or None: bytes that may be reserved; None is no limit.
 
-        Setting it gives back what it no longer allows. Below what lives it raises
-        :class:`InvalidValueError`, and nothing has changed.
+        Setting it gives back what it no longer allows. Below what lives or one page of the
+        device it raises :class:`InvalidValueError`, and nothing has changed.
         """
         limit: int | None = self.native_limit
         return limit

@@ -110,9 +110,9 @@ std::string describe(const Buffer& buffer) {
   std::string text = buffer_type(buffer.kind).is_valid()
                          ? std::string(nb::str(buffer_type(buffer.kind).attr("__name__")).c_str())
                          : "buffer";
-  text += " " + buffer.shape.text();
-  if (buffer.dtype) text += " " + std::string(nb::str(buffer.dtype).c_str());
-  if (buffer.device) text += " on " + buffer.device->name;
+  text.append(" ").append(buffer.shape.text());
+  if (buffer.dtype) text.append(" ").append(nb::str(buffer.dtype).c_str());
+  if (buffer.device) text.append(" on ").append(buffer.device->name);
   return text;
 }
 

@@ -59,7 +59,7 @@ Status Backing::open(std::size_t nbytes, std::size_t least) noexcept {
 Status Backing::open_chunks(std::size_t nbytes) {
   constexpr std::size_t most_chunks = 1 << 16;
   handles_.reserve(most_chunks);  // real() reads it beside a growth
-  page_bytes_ = std::size_t{2} << 20;
+  page_bytes_ = chunk_page_bytes;
   base_ = DevicePtr{1} << 60;
   nbytes_ = nbytes / page_bytes_ * page_bytes_;
   pages_.resize(nbytes_ / page_bytes_, none);

@@ -58,6 +58,7 @@ class Backing {
   std::size_t nbytes() const noexcept { return nbytes_; }
   std::size_t page_bytes() const noexcept { return page_bytes_; }
   Status find_page_bytes() noexcept;
+  static constexpr std::size_t chunk_page_bytes = std::size_t{2} << 20;
 
   // The handle that fills the page at `ptr`.
   std::uint32_t handle_at(DevicePtr ptr) const noexcept {

@@ -63,6 +63,18 @@ Status Pages::open(const char** failed) {
   return status;
 }
 
+Status Pages::find_page_bytes(std::size_t* nbytes, const char** failed) noexcept {
+  int capable = 0;
+  *failed = "cuDeviceGetAttribute";
+  Status status = driver_.attribute(device_, Attribute::virtual_memory_management, &capable);
+  if (ok(status) && capable) {
+    *failed = "cuMemGetAllocationGranularity";
+    status = backing_.find_page_bytes();
+  }
+  *nbytes = capable ? backing_.page_bytes() : Backing::chunk_page_bytes;
+  return status;
+}
+
 // Addresses cost nothing, and moving pages uses them up until their old mappings go: ten times the
 // device. A device without virtual memory has chunks instead.
 Status Pages::open_range(std::size_t device_bytes, const char** failed) {

@@ -37,6 +37,8 @@ class Pages {
   // Held around every call below.
   std::mutex& mutex() noexcept { return mutex_; }
 
+  // What one page holds: the least that can be reserved. Asks the device the first time.
+  Status find_page_bytes(std::size_t* nbytes, const char** failed) noexcept;
   // Reserves the addresses; does nothing once that is done.
   Status open(const char** failed);
   // A live node of `units`, from memory created or moved; nullptr when there is none to be had:

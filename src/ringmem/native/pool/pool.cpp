@@ -32,6 +32,7 @@ Pool::Pool(DriverRef driver, int device, PoolOptions options)
       streams_(*driver_, device),
       heap_(streams_),
       pages_(*driver_, device, options_, streams_, heap_) {
+  check_limit(options_.limit);
   if (options_.debug) debug_ = std::make_unique<DebugAllocator>(*this);
 }
 
@@ -161,7 +162,7 @@ Block Pool::finish(Node* node, std::size_t nbytes, int slot) noexcept {
 Status Pool::deallocate(const Block& block, StreamHandle stream) noexcept {
   if (foreign()) [[unlikely]] return Status::not_initialized;
   if (!block.record) [[unlikely]] return Status::illegal_state;
-  if (is_small(block.record)) return deallocate_small(small_of(block.record), block, stream);
+  if (SmallRef::is(block.record)) return deallocate_small(block, stream);
   Node* node = static_cast<Node*>(block.record);
   const int slot = streams_.slot_of(stream);
   const int home = node->home.load(relaxed);
@@ -264,16 +265,16 @@ Status Pool::record_stream(Block& block, StreamHandle stream) {
   const std::uint64_t mask = std::uint64_t{1} << slot;
   // An event on the legacy default stream covers the per-thread streams of all threads.
   const StreamHandle known = stream == per_thread_stream ? default_stream : stream;
-  if (is_small(block.record)) {
-    SmallBlock* small = small_of(block.record);
-    const int home = Span::of(small)->home.load(relaxed);
+  if (SmallRef::is(block.record)) {
+    SmallBlock& small = SmallRef(block.record).block();
+    const int home = SmallRef(block.record).span()->home.load(relaxed);
     Shard& shard = shards_[home];
     const SpinGuard guard(shard.lock);
-    if (small->state != SmallState::live) return Status::illegal_state;
+    if (small.state() != SmallState::live) return Status::illegal_state;
     if (slot == home) return Status::success;
-    shard.shared[small] |= mask;
-    small->shared = true;
-    if (slot == StreamOrder::shared_slot) shard.slotless[small].push_back(known);
+    shard.shared[block.record] |= mask;
+    small.shared = 1;
+    if (slot == StreamOrder::shared_slot) shard.slotless[block.record].push_back(known);
     return Status::success;
   }
   Node* node = static_cast<Node*>(block.record);
@@ -291,8 +292,8 @@ bool Pool::find(DevicePtr real, Block* block) {
     const std::lock_guard growing(pages_.mutex());
     ptr = pages_.backing().name_of(real);
   }
-  SmallBlock* small = nullptr;
   Span* span = nullptr;
+  std::uint32_t index = 0;
   {
     const SpinGuard guard(heap_.lock);
     Node* node = heap_.covering(ptr);
@@ -305,11 +306,11 @@ bool Pool::find(DevicePtr real, Block* block) {
     span = node->blocks;
     const std::size_t offset = real - span->base;
     if (offset % span->block_bytes || offset / span->block_bytes >= span->count) return false;
-    small = span->blocks() + offset / span->block_bytes;
+    index = static_cast<std::uint32_t>(offset / span->block_bytes);
   }
   const SpinGuard guard(shards_[span->home.load(relaxed)].lock);
-  if (small->state != SmallState::live || span->ptr_of(*small) != real) return false;
-  *block = {real, small->requested, record_of(small)};
+  if (span->blocks()[index].state() != SmallState::live || span->ptr_of(index) != real) return false;
+  *block = {real, span->requested(index), SmallRef(span, index).record()};
   return true;
 }
 

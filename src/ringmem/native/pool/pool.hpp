@@ -37,7 +37,8 @@ class Pool final : public Allocator {
     std::size_t nbytes;  // requested
   };
 
-  // Makes no driver call: the first allocation does.
+  // Makes no driver call but to ask how large a page is, if there is a limit: the first allocation
+  // does. Throws InvalidValue if the limit is below one page.
   Pool(DriverRef driver, int device, PoolOptions options = {});
   // Gives everything back if nothing lives; else leaves all as it is, for the process's end.
   ~Pool() override;
@@ -68,7 +69,7 @@ class Pool final : public Allocator {
 
   // --- memory held -----------------------------------------------------------------------------
   std::size_t limit() const noexcept { return pages_.limit(); }
-  // Throws InvalidValue below what lives. Gives back what the limit no longer allows.
+  // Throws InvalidValue below what lives, or one page. Gives back what the limit no longer allows.
   void set_limit(std::size_t nbytes);
   std::size_t release_threshold() const noexcept;
   void set_release_threshold(std::size_t nbytes);  // trims at once
@@ -153,9 +154,8 @@ class Pool final : public Allocator {
   Block allocate_small(std::size_t nbytes, int slot, StreamHandle stream);
   pool::Span* new_span(int size_class, int slot, StreamHandle stream);
   bool reclaim(pool::Shard& shard, int size_class, int slot, StreamHandle stream);
-  Status deallocate_small(pool::SmallBlock* small, const Block& block,
-                          StreamHandle stream) noexcept;
-  [[gnu::noinline]] Status deallocate_shared(pool::Shard& shard, pool::SmallBlock* small, int slot,
+  Status deallocate_small(const Block& block, StreamHandle stream) noexcept;
+  [[gnu::noinline]] Status deallocate_shared(pool::Shard& shard, pool::SmallRef small, int slot,
                                              StreamHandle stream) noexcept;
   [[gnu::noinline]] Status deallocate_span(pool::Shard& shard, pool::Span* span,
                                            int home) noexcept;
@@ -180,6 +180,7 @@ class Pool final : public Allocator {
   // pool_admin.cpp
   std::size_t live_count() const noexcept;
   std::size_t live_bytes() const noexcept;
+  void check_limit(std::size_t nbytes);
   void tear_down();
 
   const DriverRef driver_;

@@ -14,8 +14,23 @@ constexpr auto relaxed = std::memory_order_relaxed;
 
 // --- memory held ---------------------------------------------------------------------------------
 
+void Pool::check_limit(std::size_t nbytes) {
+  if (nbytes == unlimited) return;
+  std::size_t page = 0;
+  const char* failed = "";
+  check([&] {
+    const std::lock_guard growing(pages_.mutex());
+    return pages_.find_page_bytes(&page, &failed);
+  }(), failed);
+  if (nbytes < page) {
+    throw InvalidValue("limit is " + std::to_string(nbytes) + ": less than one page of the device, " +
+                       "give at least " + std::to_string(page) + " bytes");
+  }
+}
+
 void Pool::set_limit(std::size_t nbytes) {
   check_open();
+  check_limit(nbytes);
   const std::size_t live = live_bytes();
   if (nbytes < live) {
     throw InvalidValue("limit is " + std::to_string(nbytes) + ": " + std::to_string(live) +
@@ -161,10 +176,9 @@ std::vector<Pool::LiveBlock> Pool::live_blocks(std::size_t most) const {
         if (node->is(NodeState::live)) blocks.push_back({address(node), node->requested});
         if (!node->is(NodeState::span)) continue;
         Span* span = node->blocks;
-        for (std::uint16_t i = 0; i < span->count && blocks.size() < most; ++i) {
-          const SmallBlock& small = span->blocks()[i];
-          if (small.state != SmallState::live) continue;
-          blocks.push_back({span->ptr_of(small), small.requested});
+        for (std::uint32_t i = 0; i < span->count && blocks.size() < most; ++i) {
+          if (span->blocks()[i].state() != SmallState::live) continue;
+          blocks.push_back({span->ptr_of(i), span->requested(i)});
         }
       }
     }

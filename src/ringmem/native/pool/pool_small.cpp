@@ -13,12 +13,10 @@ bool Pool::pop_small(std::size_t nbytes, int size_class, Shard& shard, Block* bl
   const SpinGuard guard(shard.lock);
   Span* span = shard.spans[size_class];
   if (!span) [[unlikely]] return false;
-  SmallBlock* small = span->pop();
+  const std::uint32_t index = span->pop(nbytes);
   if (span->free == 0) shard.unlink(span);
-  small->state = SmallState::live;
-  small->requested = static_cast<std::uint16_t>(nbytes);
   shard.count_allocation(nbytes, span->block_bytes, levels_);
-  *block = {span->ptr_of(*small), nbytes, record_of(small)};
+  *block = {span->ptr_of(index), nbytes, SmallRef(span, index).record()};
   return true;
 }
 
@@ -60,40 +58,42 @@ bool Pool::reclaim(Shard& shard, int size_class, int slot, StreamHandle stream) 
   for (const bool wait : {false, true}) {
     std::size_t kept = 0;
     for (const Shard::Pending& pending : shard.pending) {
-      Span* span = Span::of(pending.block);
+      Span* span = pending.block.span();
       const bool wanted = wait && span->size_class == size_class;
       if (streams_.ordered(slot, pending.tag) ||
           (wanted && ok(streams_.order_after(slot, stream, pending.tag)))) {
         if (span->free == 0) shard.link(span);
-        span->push(pending.block);
+        span->push(pending.block.index());
       } else {
         shard.pending[kept++] = pending;
       }
     }
-    shard.pending.resize(kept);
+    shard.pending.erase(shard.pending.begin() + static_cast<std::ptrdiff_t>(kept), shard.pending.end());
     if (shard.spans[size_class]) return true;
   }
   return false;
 }
 
-Status Pool::deallocate_small(SmallBlock* small, const Block& block,
-                              StreamHandle stream) noexcept {
-  Span* span = Span::of(small);
+Status Pool::deallocate_small(const Block& block, StreamHandle stream) noexcept {
+  const SmallRef ref(block.record);
+  Span* span = ref.span();
+  SmallBlock* small = &ref.block();
+  __builtin_prefetch(small, 1);  // the lock is a fence: without this, its miss would follow the span's
   const int slot = streams_.slot_of(stream);
   const int home = span->home.load(relaxed);
   Shard& shard = shards_[static_cast<std::size_t>(home)];
   shard.lock.lock();
-  if (small->state != SmallState::live || span->home.load(relaxed) != home ||
-      span->ptr_of(*small) != block.ptr) [[unlikely]] {
+  if (small->state() != SmallState::live || span->home.load(relaxed) != home ||
+      span->ptr_of(ref.index()) != block.ptr) [[unlikely]] {
     shard.lock.unlock();
     return Status::illegal_state;
   }
-  shard.count_free(small->requested, span->block_bytes);
+  shard.count_free(span->requested(ref.index()), span->block_bytes);
   if (slot != home || small->shared) [[unlikely]] {
-    return deallocate_shared(shard, small, slot, stream);
+    return deallocate_shared(shard, ref, slot, stream);
   }
   if (span->free == 0) shard.link(span);
-  span->push(small);
+  span->push(ref.index());
   if (span->free == span->count && (span->prev || span->next)) [[unlikely]] {
     return deallocate_span(shard, span, home);
   }
@@ -104,17 +104,18 @@ Status Pool::deallocate_small(SmallBlock* small, const Block& block,
 
 // Another stream than the span's used it: it comes back when that is in order. Entered with the
 // shard's lock, which it gives up; so is the next one.
-Status Pool::deallocate_shared(Shard& shard, SmallBlock* small, int slot,
+Status Pool::deallocate_shared(Shard& shard, SmallRef ref, int slot,
                                StreamHandle stream) noexcept {
+  SmallBlock& small = ref.block();
   std::uint64_t others = 0;
   std::vector<StreamHandle> users;
-  if (small->shared) {
-    others = shard.shared.extract(small).mapped();
-    if (auto entry = shard.slotless.extract(small)) users = std::move(entry.mapped());
-    small->shared = false;
+  if (small.shared) {
+    others = shard.shared.extract(ref.record()).mapped();
+    if (auto entry = shard.slotless.extract(ref.record())) users = std::move(entry.mapped());
+    small.shared = 0;
   }
-  small->state = SmallState::pending;
-  shard.pending.push_back({small, stamp_slotless(slot, stream, others, users)});
+  small.become(SmallState::pending);
+  shard.pending.push_back({ref, stamp_slotless(slot, stream, others, users)});
   shard.lock.unlock();
   after_free();
   return Status::success;

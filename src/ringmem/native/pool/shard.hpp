@@ -26,7 +26,7 @@ struct Levels {
 
 struct alignas(64) Shard {
   struct Pending {
-    SmallBlock* block;
+    SmallRef block;
     Tag tag;
   };
   struct Counter {
@@ -48,7 +48,8 @@ struct alignas(64) Shard {
   std::uint64_t binned = 0;  // allocations that a bin served
   std::array<Span*, small_classes> spans{};  // those with a free block
   std::vector<Pending> pending;
-  std::unordered_map<SmallBlock*, std::uint64_t> shared;  // live blocks used by other streams too
+  // Live small blocks used by other streams too: by record.
+  std::unordered_map<const void*, std::uint64_t> shared;
   // Live blocks used by streams that have no slot: by record.
   std::unordered_map<const void*, std::vector<StreamHandle>> slotless;
   std::unordered_map<std::uint32_t, std::vector<Node*>> bins;  // by units, under a binning policy

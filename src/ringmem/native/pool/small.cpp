@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <memory>
 #include <new>
 
 namespace ringmem::pool {
@@ -36,7 +37,7 @@ Span* SpanStore::get(int size_class, Node* node) {
     spare_[size_class] = span->next;
   } else {
     span = new (carve(sizeof(Span) + count * sizeof(SmallBlock))) Span;
-    for (std::uint16_t i = 0; i < count; ++i) new (span->blocks() + i) SmallBlock{0, 0, i};
+    std::uninitialized_default_construct_n(span->blocks(), count);
   }
   span->node = node;
   span->base = node->ptr;
@@ -46,7 +47,7 @@ Span* SpanStore::get(int size_class, Node* node) {
   span->free = 0;
   span->head = Span::none;
   span->size_class = static_cast<std::uint8_t>(size_class);
-  for (std::uint16_t i = count; i-- > 0;) span->push(span->blocks() + i);
+  for (std::uint32_t i = count; i-- > 0;) span->push(i);
   return span;
 }
 

@@ -1,6 +1,6 @@
 // Small blocks: spans of equal blocks, cut from one node each. A span belongs to the shard of one
-// stream, whose lock guards it. The records of blocks are eight bytes each, beside each other, so a
-// million live blocks cost eight megabytes to keep track of.
+// stream, whose lock guards it. The record of a block is two bytes, beside the others of its span:
+// a million live blocks of 256 bytes are kept track of in 2.3 megabytes, which a cache still holds.
 #pragma once
 
 #include <array>
@@ -21,16 +21,18 @@ enum class SmallState : std::uint8_t {
 };
 
 struct SmallBlock {
-  std::uint16_t requested = 0;  // bytes, while live
-  std::uint16_t next = 0;       // while free: index of the next free block
-  std::uint16_t index = 0;      // in its span
-  SmallState state = SmallState::free;
-  bool shared = false;          // record_stream was called: the shard knows with whom
-};
-static_assert(sizeof(SmallBlock) == 8);
+  std::uint16_t value : 13 = 0;   // while live or pending: bytes not asked for; while free: next free block
+  std::uint16_t state_ : 2 = 0;
+  std::uint16_t shared : 1 = 0;   // record_stream was called: the shard knows with whom
 
-struct Span {
-  static constexpr std::uint16_t none = 0xffff;
+  SmallState state() const noexcept { return static_cast<SmallState>(state_); }
+  void become(SmallState which) noexcept { state_ = static_cast<std::uint8_t>(which) & 3; }
+};
+static_assert(sizeof(SmallBlock) == 2);
+
+// The header shares its line with the first records; a span of few blocks is one line in all.
+struct alignas(16) Span {
+  static constexpr std::uint16_t none = 0x1fff;  // what fits into a record
 
   Node* node = nullptr;
   DevicePtr base = 0;
@@ -44,36 +46,56 @@ struct Span {
   std::atomic<std::uint8_t> home{0};  // slot of its shard
 
   SmallBlock* blocks() noexcept { return reinterpret_cast<SmallBlock*>(this + 1); }
-  DevicePtr ptr_of(const SmallBlock& block) const noexcept {
-    return base + std::size_t{block.index} * block_bytes;
+  DevicePtr ptr_of(std::uint32_t index) const noexcept {
+    return base + std::size_t{index} * block_bytes;
   }
-  static Span* of(SmallBlock* block) noexcept {
-    return reinterpret_cast<Span*>(block - block->index) - 1;
+  std::size_t requested(std::uint32_t index) noexcept {
+    return block_bytes - blocks()[index].value;
   }
-  SmallBlock* pop() noexcept {
-    SmallBlock* block = blocks() + head;
-    head = block->next;
+  // The index of a free block, live from now on.
+  std::uint32_t pop(std::size_t nbytes) noexcept {
+    const std::uint32_t index = head;
+    SmallBlock& block = blocks()[index];
+    head = block.value;
     --free;
-    return block;
+    block.value = (block_bytes - nbytes) & none;
+    block.become(SmallState::live);
+    return index;
   }
-  void push(SmallBlock* block) noexcept {
-    block->state = SmallState::free;
-    block->next = head;
-    head = block->index;
+  void push(std::uint32_t index) noexcept {
+    SmallBlock& block = blocks()[index];
+    block.become(SmallState::free);
+    block.value = head & none;
+    head = static_cast<std::uint16_t>(index);
     ++free;
   }
 };
+static_assert(sizeof(Span) == 48);
 
-// How Block::record tells the two kinds of records apart.
-inline bool is_small(const void* record) noexcept {
-  return reinterpret_cast<std::uintptr_t>(record) & 1;
-}
-inline SmallBlock* small_of(void* record) noexcept {
-  return reinterpret_cast<SmallBlock*>(reinterpret_cast<std::uintptr_t>(record) & ~std::uintptr_t{1});
-}
-inline void* record_of(SmallBlock* small) noexcept {
-  return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(small) | 1);
-}
+// How Block::record names a small block: its span and its index there, so that header and record
+// are fetched at once, and bit 0 set, which tells it from a node.
+class SmallRef {
+ public:
+  explicit SmallRef(void* record) noexcept : bits_(reinterpret_cast<std::uintptr_t>(record)) {}
+  SmallRef(Span* span, std::uint32_t index) noexcept
+      : bits_(reinterpret_cast<std::uintptr_t>(span) | std::uintptr_t{index} << address_bits | 1) {}
+
+  static bool is(const void* record) noexcept {
+    return reinterpret_cast<std::uintptr_t>(record) & 1;
+  }
+  void* record() const noexcept { return reinterpret_cast<void*>(bits_); }
+  Span* span() const noexcept { return reinterpret_cast<Span*>(bits_ & span_mask); }
+  std::uint32_t index() const noexcept { return static_cast<std::uint32_t>(bits_ >> address_bits); }
+  SmallBlock& block() const noexcept { return span()->blocks()[index()]; }
+
+ private:
+  // User space ends below 2^48 on x86-64 and AArch64, unless a mapping asks for more by its hint.
+  static constexpr int address_bits = 48;
+  static constexpr std::uintptr_t span_mask = (std::uintptr_t{1} << address_bits) - 2;
+
+  std::uintptr_t bits_;
+};
+static_assert(sizeof(void*) == 8);
 
 // Blocks of a span of this class: about 64 KiB, and at least eight of them.
 constexpr std::uint16_t span_count(int size_class) noexcept {
@@ -84,6 +106,10 @@ constexpr std::uint32_t span_units(int size_class) noexcept {
   return static_cast<std::uint32_t>(
       round_up(small_class_bytes(size_class) * span_count(size_class), unit_bytes) / unit_bytes);
 }
+
+// What a live record holds, and what a free one does.
+static_assert(small_class_bytes(small_classes - 1) - small_class_bytes(small_classes - 2) < Span::none);
+static_assert(span_count(0) < Span::none);
 
 // The records of spans. Recycled by class and never returned before the store goes: the record of
 // a block that was freed twice is still a record.
