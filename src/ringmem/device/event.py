@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from ringmem.native import _native
+from ringmem.native.closing import Closing
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ringmem.device.device import Device
     from ringmem.device.stream import Stream
 
 __all__ = ["Event"]
 
 
-class Event(_native.EventBase):
+class Event(_native.EventBase, Closing):
     """A point in the work of a stream.
 
     Made by :meth:`Device.create_event`. It happens when the work that was submitted to the stream
@@ -109,17 +108,6 @@ class Event(_native.EventBase):
     def close(self) -> None:
         """Destroy the event. Idempotent; waits that are queued on it stay in force."""
         super().close()
-
-    def __enter__(self) -> Event:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "recorded" if self.recorded else "never recorded"

@@ -9,13 +9,13 @@ import asyncio
 import time
 import weakref
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy.typing as npt
 
 from ringmem.device import Device, MemoryVisibility, as_stream
 from ringmem.native import _native
+from ringmem.native.closing import Closing
 from ringmem.native.errors import (
     ClosedError,
     TimeoutError,  # noqa: A004 - the field's word
@@ -49,7 +49,7 @@ class BridgeCounters:
     written_by_device: int
 
 
-class RingBufferBridge:
+class RingBufferBridge(Closing):
     """Messages of one dtype between the host and a device, each way through a ring.
 
     The host uses :meth:`send` and :meth:`recv`. Device code finds its ends at :attr:`device_input`
@@ -302,17 +302,6 @@ class RingBufferBridge:
             direction.close()
         if self._owns_stream:
             self._stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""

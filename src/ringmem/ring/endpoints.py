@@ -5,13 +5,13 @@ The protocol itself is native. Here are the views, the policies and the words of
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from ringmem.native import errors
+from ringmem.native.closing import Closing
 from ringmem.native.errors import InvalidValueError
 from ringmem.ring.slots import Slots
 
@@ -28,7 +28,7 @@ def _count(name: str, value: int) -> int:
     return int(value)
 
 
-class _Endpoint:
+class _Endpoint(Closing):
     """What both ends share: the slots, closing, and how long a wait spins."""
 
     _native: Any
@@ -65,17 +65,6 @@ class _Endpoint:
     def close(self) -> None:
         """Tell the peer that this end is done. Idempotent; another end may be attached later."""
         self._native.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Producer(_Endpoint):

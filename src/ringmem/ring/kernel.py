@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from ringmem.device import Device, default_device
+from ringmem.native.closing import Closing
 from ringmem.native.errors import ClosedError
 from ringmem.native.layouts import ControlBlock
 from ringmem.ring.aio import AsyncKernel
@@ -38,7 +39,7 @@ _live: weakref.WeakSet[RingKernel] = weakref.WeakSet()
 _left_behind: list[object] = []  # memory of kernels that could not be ended: it must stay mapped
 
 
-class RingKernel(KernelLife):
+class RingKernel(KernelLife, Closing):
     """A kernel that stays on a device and answers messages through rings.
 
     Parameters
@@ -322,14 +323,6 @@ class RingKernel(KernelLife):
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- asyncio ---------------------------------------------------------------------------------
 

@@ -6,13 +6,13 @@ can see too, such as a pinned buffer.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from ringmem.native import _native
+from ringmem.native.closing import Closing
 from ringmem.native.errors import ClosedError, InvalidValueError
 from ringmem.ring.endpoints import Consumer, Full, Producer
 from ringmem.ring.slots import Slots, host_bytes, message_dtype
@@ -20,7 +20,7 @@ from ringmem.ring.slots import Slots, host_bytes, message_dtype
 __all__ = ["Ring", "poll_interval_us", "set_poll_interval_us"]
 
 
-class Ring:
+class Ring(Closing):
     """A single-producer, single-consumer ring of fixed-size messages.
 
     Parameters
@@ -179,17 +179,6 @@ class Ring:
             end.close()
         self._ends.clear()
         self._slots = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = ", closed" if self._slots is None else ""

@@ -10,6 +10,7 @@ import numpy as np
 from ringmem.buffers import DeviceBuffer
 from ringmem.device import Device
 from ringmem.native import _native
+from ringmem.native.closing import Closing
 from ringmem.native.errors import InvalidValueError, NotSupportedError
 from ringmem.virtual.ledger import StreamLedger
 from ringmem.virtual.locations import AccessMap, checked_nbytes, plain_grants
@@ -17,8 +18,6 @@ from ringmem.virtual.sharing import ShareAccess, Ticket, make_ticket
 from ringmem.virtual.views import as_shape, borrow
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import numpy.typing as npt
 
 __all__ = ["GrowableBuffer"]
@@ -26,7 +25,7 @@ __all__ = ["GrowableBuffer"]
 _GIB = 2**30
 
 
-class GrowableBuffer:
+class GrowableBuffer(Closing):
     """An array on a device that grows and shrinks along its first axis and never moves.
 
     The addresses for `max_shape` are reserved at once and cost no memory; physical memory is
@@ -337,17 +336,6 @@ class GrowableBuffer:
         """
         if not self.closed:
             self._core.close(self._ledger.plain(streams))
-
-    def __enter__(self) -> GrowableBuffer:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         core = getattr(self, "_core", None)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ringmem.device import Device
 from ringmem.native import _native
+from ringmem.native.closing import Closing
 from ringmem.native.errors import NotSupportedError
 from ringmem.virtual.locations import HostNode, checked_nbytes, device_and_location
 from ringmem.virtual.sharing import ShareAccess, Ticket, make_ticket
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["PhysicalMemory", "allocation_granularity"]
 
@@ -45,7 +41,7 @@ def allocation_granularity(
     return _native.allocation_granularity(device, location, recommended)
 
 
-class PhysicalMemory:
+class PhysicalMemory(Closing):
     """Physical memory that may be mapped, several times and for several devices.
 
     Made by :meth:`create` or :meth:`import_fd`. It is released when it is closed (or collected)
@@ -215,17 +211,6 @@ class PhysicalMemory:
             The driver failed to release it; a second call tries again.
         """
         self._core.close()
-
-    def __enter__(self) -> PhysicalMemory:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         closed = ", closed" if self.closed else ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ringmem.buffers import DeviceBuffer
 from ringmem.device import Device
 from ringmem.native import _native
+from ringmem.native.closing import Closing
 from ringmem.native.errors import InvalidValueError
 from ringmem.virtual.locations import (
     Access,
@@ -22,14 +23,12 @@ from ringmem.virtual.physical import PhysicalMemory
 from ringmem.virtual.views import borrow
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import numpy.typing as npt
 
 __all__ = ["AddressRange", "MappedRange"]
 
 
-class AddressRange:
+class AddressRange(Closing):
     """Reserved addresses, with nothing behind them until memory is mapped.
 
     Made by :meth:`reserve`. The addresses are freed when the range is closed (or collected) and
@@ -138,17 +137,6 @@ class AddressRange:
             The driver failed to free them; a second call tries again.
         """
         self._core.close()
-
-    def __enter__(self) -> AddressRange:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         at = "closed" if self.closed else f"at {self.ptr:#x}"

@@ -7,20 +7,18 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from ringmem.buffers import DeviceBuffer
 from ringmem.device import Device, devices_of
 from ringmem.native import _native
+from ringmem.native.closing import Closing
 from ringmem.native.errors import ClosedError, InvalidDeviceError, InvalidValueError
 from ringmem.virtual.courier import Offer, courier, fetch
 from ringmem.virtual.locations import plain_grants, plain_streams
 from ringmem.virtual.views import borrow
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["SharedBuffer", "Ticket", "attach"]
 
@@ -206,7 +204,7 @@ def _home_of(ticket: Ticket, device: Device | str | None) -> Device:
     )
 
 
-class SharedBuffer:
+class SharedBuffer(Closing):
     """Memory of another process, as large as it was when the ticket was made. From :func:`attach`.
 
     Examples
@@ -298,17 +296,6 @@ class SharedBuffer:
         """
         if not self.closed:
             self._core.close(plain_streams(streams, self._device))
-
-    def __enter__(self) -> SharedBuffer:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         core = getattr(self, "_core", None)

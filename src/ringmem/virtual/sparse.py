@@ -11,14 +11,13 @@ import numpy as np
 from ringmem.buffers import DeviceBuffer
 from ringmem.device import Device
 from ringmem.native import _native
+from ringmem.native.closing import Closing
 from ringmem.native.errors import InvalidValueError
 from ringmem.virtual.ledger import StreamLedger
 from ringmem.virtual.locations import AccessMap, checked_nbytes, plain_grants
 from ringmem.virtual.views import as_shape, borrow
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import numpy.typing as npt
 
 __all__ = ["SparseBuffer"]
@@ -26,7 +25,7 @@ __all__ = ["SparseBuffer"]
 _DEFAULT_CACHE_NBYTES = 64 * 2**20
 
 
-class SparseBuffer:
+class SparseBuffer(Closing):
     """An array on a device of which any pages are mapped, and the others cost no memory.
 
     For paged key-value caches: the addresses for all pages are reserved at once, pages are mapped
@@ -275,17 +274,6 @@ class SparseBuffer:
         """
         if not self.closed:
             self._core.close(self._ledger.plain(streams))
-
-    def __enter__(self) -> SparseBuffer:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         core = getattr(self, "_core", None)
