@@ -211,7 +211,7 @@ def test_exported_memory_does_not_sleep_unless_promised(device):
 
 
 def test_a_busy_stream_is_waited_for_so_long():
-    device = devices_of(_native.HostDriver(f"granularity={PAGE},latency_s=0.3"))[0]
+    device = devices_of(_native.HostDriver(f"granularity={PAGE},latency_s=0.8"))[0]
     tag = make("busy", device)
     stream = device.create_stream()
     buffer = ringmem.empty(PAGE, "uint8", device=device, allocator=tag, stream=stream)
