@@ -100,9 +100,8 @@ bench() {
   return $worst
 }
 
-# memcheck slows every kernel and copy down, so the tests are spread where pytest-xdist is there; on
-# one NVIDIA H200 with 16 cores the 320 of them want about three minutes. Each test's end is a line
-# of the log, so that a run that was cut off tells how far it came.
+# memcheck slows every kernel and copy down, so the tests are spread where pytest-xdist is there.
+# Each test's end is a line of the log, so that a run that was cut off tells how far it came.
 sanitize() {
   header "compute-sanitizer memcheck"
   local spread=() status
