@@ -137,10 +137,15 @@ _MODULES: dict[str, tuple[str, ...]] = {
 }
 _EXPORTS: dict[str, str] = {name: module for module, names in _MODULES.items() for name in names}
 
+# Rooms that are used as modules, so that ``ringmem.residency.sleep()`` needs no import of its own.
+_ROOMS = ("observe", "residency", "virtual")
+
 __all__ = list(_EXPORTS)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"ringmem.{name}")
     module = _EXPORTS.get(name)
     if module is None:
         raise AttributeError(f"module 'ringmem' has no attribute {name!r}")
@@ -150,4 +155,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_EXPORTS})
+    # What a reader of the package may want: not what this file imports for itself.
+    return sorted({name for name in globals() if name.startswith("__")} | {*_EXPORTS, *_ROOMS})

@@ -89,3 +89,12 @@ with stream:
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     assert time.monotonic() - start < 30
+
+
+def test_rooms_that_are_used_as_modules_need_no_import_of_their_own():
+    code = "import ringmem; print(ringmem.residency.__name__, 'virtual' in dir(ringmem))"
+    assert run_python(code).split() == ["ringmem.residency", "True"]
+
+
+def test_completion_shows_nothing_that_the_package_imports_for_itself():
+    assert not {"Any", "TYPE_CHECKING", "annotations", "importlib"} & set(dir(ringmem))

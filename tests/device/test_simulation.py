@@ -165,3 +165,8 @@ def test_an_environment_that_makes_no_sense_is_an_error_that_quotes_it(setting):
 def test_product_names_tell_simulated_devices_apart():
     with ringmem.simulate(devices=3, name="tiny") as simulation:
         assert [d.product_name for d in simulation.devices] == ["tiny 0", "tiny 1", "tiny 2"]
+
+
+def test_a_misspelt_argument_is_named_with_what_can_be_switched_off():
+    with pytest.raises(ringmem.InvalidValueError, match="capacitty is .*virtual_memory"):
+        ringmem.simulate(capacitty="1 GiB")

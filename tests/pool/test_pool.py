@@ -164,6 +164,8 @@ def test_a_limit_is_kept_and_named_in_the_error(device):
     assert error.free is not None
     assert error.largest_free_block is not None
     assert str(6 * MIB) in error.holders[0]
+    assert f"{4 * MIB} bytes requested" in str(error)
+    assert f"the pool's limit is {8 * MIB}" in str(error)
     assert isinstance(error, MemoryError)
     hold.close()
     pool.allocate(8 * MIB).close()

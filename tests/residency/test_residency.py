@@ -433,3 +433,10 @@ def test_virtual_memory_beside_a_sleeping_tag_is_free_for_others(device):
             addresses.map(memory).unmap()
     tag.wake()
     assert held.nbytes == 14 << 20
+
+
+def test_what_is_no_name_is_refused_by_name(device):
+    with pytest.raises(InvalidValueError, match="name is 5"):
+        residency.tag(5, device=device)
+    with pytest.raises(InvalidValueError, match="tags is 5"):
+        residency.sleep(5)

@@ -482,3 +482,24 @@ def test_the_poll_interval_is_a_setting():
         with pytest.raises(errors.InvalidValueError, match="interval_us"):
             set_poll_interval_us(bad)
     set_poll_interval_us(before)
+
+
+@pytest.mark.parametrize("batch", [5, 1.5, [1, 2], [[1, 2]], "ab", True])
+def test_a_bare_value_is_not_put_into_every_field(batch):
+    with Ring(np.dtype([("key", "u8"), ("value", "f8")]), capacity=8) as ring:
+        producer = ring.producer()
+        with pytest.raises(errors.InvalidValueError, match="give a tuple, a value a field"):
+            producer.send(batch)
+        assert producer.send((1, 2.0)) == 1
+
+
+def test_a_bare_value_is_a_message_of_one_field():
+    with Ring(np.dtype([("key", "u8")]), capacity=8) as ring:
+        assert ring.producer().send([1, 2]) == 2
+        assert ring.consumer().recv(2)["key"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("message", [None, "nonsense"])
+def test_what_is_no_dtype_is_refused_by_name(message):
+    with pytest.raises(errors.InvalidValueError, match="message=.* is no dtype"):
+        Ring(message, capacity=8)

@@ -649,3 +649,11 @@ def test_c_function_of_ctypes_is_a_handler() -> None:
 
     with RingKernel(h.PLAIN(add_one), message="u8", device="cpu") as kernel:
         assert kernel.call(41, timeout_s=5) == 42
+
+
+@pytest.mark.parametrize("value", [(1,), "a"])
+def test_an_initial_state_that_does_not_fit_is_refused_by_name(value):
+    state = np.dtype([("total", "f8"), ("count", "i8")])
+    handler = NativeHandler(_native.echo_handler(7))
+    with pytest.raises(InvalidValueError, match="state .* is not of the dtype"):
+        RingKernel(handler, message=ECHO, state=state, device="cpu", initial_state=value)

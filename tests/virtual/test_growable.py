@@ -1,4 +1,5 @@
 import gc
+import pickle
 import threading
 import time
 
@@ -362,3 +363,39 @@ def test_a_forked_child_is_refused(device, page):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     buffer.resize(4 * page)
     buffer.close()
+
+
+def test_it_cannot_be_pickled_and_says_what_can(device):
+    buffer = GrowableBuffer(1000, device=device)
+    with pytest.raises(NotSupportedError, match=r"ticket that share\(\) makes"):
+        pickle.dumps(buffer)
+    buffer.close()
+
+
+@pytest.mark.parametrize("shape", [2.5, None, "a"])
+def test_what_is_no_shape_is_refused_by_name(device, shape):
+    buffer = GrowableBuffer(1000, device=device)
+    with pytest.raises(InvalidValueError, match="shape is"):
+        buffer.resize(shape)
+    buffer.close()
+
+
+def test_what_is_mapped_ahead_may_be_given_as_text(device, page):
+    with GrowableBuffer(4 * page, device=device) as buffer:
+        buffer.reserve_ahead(f"{page} B")
+        buffer.settle()
+        assert buffer.committed == page
+        with pytest.raises(InvalidValueError, match="nbytes is 'much'"):
+            buffer.reserve_ahead("much")
+
+
+def test_numpy_sees_the_elements_and_holds_off_a_shrink(device):
+    if not device.name.startswith("cpu"):
+        pytest.skip("the host cannot read it")
+    with GrowableBuffer((1000, 2), "float32", device, shape=3) as buffer:
+        buffer.fill(7)
+        array = np.asarray(buffer)
+        assert array.tolist() == [[7.0, 7.0]] * 3
+        with pytest.raises(InvalidValueError, match="live view"):
+            buffer.resize(1)
+        del array

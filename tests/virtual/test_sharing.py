@@ -367,3 +367,31 @@ def test_either_side_may_be_killed_at_any_moment():
     )
     assert result.returncode == 0, result.stdout.decode() + result.stderr.decode()
     assert f"{rounds} rounds".encode() in result.stdout
+
+
+@pytest.mark.parametrize("ticket", [5, None, "ticket"])
+def test_what_is_no_ticket_is_refused_by_name(ticket):
+    with pytest.raises(InvalidValueError, match="ticket is .*share"):
+        attach(ticket)
+
+
+def test_a_forked_child_is_told_to_be_spawned():
+    code = """
+import os, sys
+from ringmem.virtual import GrowableBuffer, attach
+with GrowableBuffer(4096, device="cpu", shape=10) as buffer:
+    ticket = buffer.share()
+    if (pid := os.fork()) == 0:
+        try:
+            attach(ticket)
+        except Exception as error:
+            print(type(error).__name__, error, flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "RINGMEM_DEVICE"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert "InvalidDeviceError" in done.stdout, done.stderr
+    assert "spawn" in done.stdout

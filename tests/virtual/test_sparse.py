@@ -1,8 +1,16 @@
+import pickle
+
 import numpy as np
 import pytest
 
 import ringmem
-from ringmem import ClosedError, DriverError, InvalidValueError, OutOfMemoryError
+from ringmem import (
+    ClosedError,
+    DriverError,
+    InvalidValueError,
+    NotSupportedError,
+    OutOfMemoryError,
+)
 from ringmem.native import _native
 from ringmem.virtual import GrowableBuffer, SparseBuffer
 
@@ -188,3 +196,10 @@ def test_use_after_close_is_an_error(sparse):
     for use in (lambda: sparse.map(2), lambda: sparse.ptr, lambda: sparse.unmap(1)):
         with pytest.raises(ClosedError):
             use()
+
+
+def test_it_cannot_be_pickled_and_says_what_can(device, page):
+    buffer = SparseBuffer(page, device=device)
+    with pytest.raises(NotSupportedError, match="to_numpy"):
+        pickle.dumps(buffer)
+    buffer.close()

@@ -268,7 +268,10 @@ class Device(_native.DeviceBase):
 
 
 class AllocatorScope:
-    """What :meth:`Device.use` returns. Enter and leave it on one thread."""
+    """What :meth:`Device.use` returns: nothing changes before the ``with`` that enters it.
+
+    Enter and leave it on one thread.
+    """
 
     def __init__(self, device: Device, allocator: object) -> None:
         self._device = device
@@ -285,6 +288,9 @@ class AllocatorScope:
         traceback: TracebackType | None,
     ) -> None:
         self._device.pop_allocator()
+
+    def __repr__(self) -> str:
+        return f"<AllocatorScope of {self._device.name}, for a with: {self._allocator!r}>"
 
 
 def devices(platform: str | None = None) -> list[Device]:

@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 __all__ = ["Simulation", "simulate"]
 
 _MAX_DEVICES = 32
+_CAPABILITIES = frozenset(
+    {
+        "virtual_memory",
+        "export",
+        "pools",
+        "managed",
+        "concurrent_managed_access",
+        "stream_mem_ops",
+        "host_register",
+        "cooperative_launch",
+        "host_numa",
+    }
+)
 
 
 class Simulation:
@@ -110,6 +123,11 @@ def simulate(
     ...     ringmem.Device("cpu:1") is simulation.devices[1], ringmem.devices("cpu")
     (True, [Device('cpu:0'), Device('cpu:1')])
     """
+    if unknown := sorted(capabilities.keys() - _CAPABILITIES):
+        raise InvalidValueError(
+            f"{unknown[0]} is {capabilities[unknown[0]]!r}: no such argument; capabilities "
+            f"to switch off are {', '.join(sorted(_CAPABILITIES))}"
+        )
     if (
         isinstance(devices, bool)
         or not isinstance(devices, int)

@@ -22,8 +22,8 @@ def as_bytes(batch: Any, message: np.dtype[Any]) -> npt.NDArray[np.uint8]:
     ----------
     batch : array-like
         An array of the message dtype, one record, or what NumPy converts to that dtype (a tuple,
-        a list of tuples, a number). An array of another dtype is refused: converting one is a
-        decision.
+        a list of tuples, a number where there is one field). An array of another dtype is refused:
+        converting one is a decision.
     message : numpy.dtype
         Of one message.
 
@@ -39,6 +39,11 @@ def as_bytes(batch: Any, message: np.dtype[Any]) -> npt.NDArray[np.uint8]:
         )
     if batch is None:  # which NumPy would read as not-a-number
         raise InvalidValueError(f"batch=None is not of the message dtype {message}")
+    if len(message.names or ()) > 1 and _is_bare(batch):  # NumPy would put it into every field
+        raise InvalidValueError(
+            f"batch={batch!r:.80} is not of the message dtype {message}: give a tuple, a value a "
+            "field, for one message, or a list of tuples"
+        )
     try:
         array = np.ascontiguousarray(batch, dtype=message)
     except (TypeError, ValueError) as error:
@@ -62,6 +67,12 @@ def as_writable_bytes(array: Any, message: np.dtype[Any]) -> npt.NDArray[np.uint
     if not array.flags.c_contiguous or not array.flags.writeable:
         raise InvalidValueError("out must be C-contiguous and writable")
     return array.reshape(-1).view(np.uint8)
+
+
+def _is_bare(batch: Any) -> bool:
+    while isinstance(batch, list) and batch:
+        batch = batch[0]
+    return isinstance(batch, int | float | complex | str | bytes)
 
 
 def _same(left: np.dtype[Any], right: np.dtype[Any]) -> bool:

@@ -63,6 +63,8 @@ def tag(
     'awake'
     >>> cache.close()
     """
+    if not isinstance(name, str):
+        raise InvalidValueError(f"name is {name!r}: give a text")
     of = Device(device)
     for value, argument in (
         (min_handle_nbytes, "min_handle_nbytes"),
@@ -174,6 +176,11 @@ def drop_backup(device: Device | str | None = None) -> int:
 
     It is kept from one sleep to the next because pinning is slow. Unpinning waits for every kernel
     on the device, so a thread of its own does that; nothing waits here.
+
+    Parameters
+    ----------
+    device : Device or str, optional
+        Only its tags; by default those of all devices.
     """
     return sum(found.drop_backup() for found in tags(device))
 
@@ -181,6 +188,8 @@ def drop_backup(device: Device | str | None = None) -> int:
 def _select(which: Tags, state: str) -> list[Tag]:
     if which is None:
         return [found for found in tags() if found.state == state]
+    if not isinstance(which, str | Tag | Iterable):
+        raise InvalidValueError(f"tags is {which!r}: give a name, a Tag, or several")
     wanted = [which] if isinstance(which, str | Tag) else list(which)
     chosen: list[Tag] = []
     known = tags()

@@ -30,9 +30,14 @@ def message_dtype(message: npt.DTypeLike) -> np.dtype[Any]:
     Raises
     ------
     InvalidValueError
-        It holds Python objects, has no bytes, or is a bare subarray.
+        It is no dtype, holds Python objects, has no bytes, or is a bare subarray.
     """
-    dtype = np.dtype(message)
+    if message is None:  # which NumPy would read as float64
+        raise InvalidValueError("message=None is no dtype; give one, as in [('key', 'u8')]")
+    try:
+        dtype = np.dtype(message)
+    except TypeError as error:
+        raise InvalidValueError(f"message={message!r:.80} is no dtype: {error}") from error
     if dtype.hasobject:
         raise InvalidValueError(f"message={dtype} holds Python objects, which no peer can follow")
     if dtype.itemsize == 0:

@@ -57,7 +57,13 @@ class StateAccess(Messaging):
         with self._lock:
             self._require_quiet()
             self._pair(ring)
-            self._backend.write_state(ring, value)
+            try:
+                record = np.asarray(value, dtype=self.spec.state)
+            except (TypeError, ValueError) as error:
+                raise InvalidValueError(
+                    f"state {value!r:.80} is not of the dtype {self.spec.state}: {error}"
+                ) from error
+            self._backend.write_state(ring, record)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state of every ring to an ``.npz`` file: first beside it, then in its place."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+import operator
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
 from ringmem.buffers import DeviceBuffer
 from ringmem.device import Device
+from ringmem.device.sizes import parse_nbytes
 from ringmem.native import _native
 from ringmem.native.closing import Closing
 from ringmem.native.errors import InvalidValueError, NotSupportedError
@@ -133,22 +135,20 @@ class GrowableBuffer(Closing):
         shrinks = nbytes < self._core.nbytes
         self._core.resize(nbytes, self._ledger.plain(streams) if shrinks else [])
 
-    def reserve_ahead(self, nbytes: int) -> None:
-        """Keep up to `nbytes` mapped beyond the size, by the mapping thread, which has no GIL.
+    def reserve_ahead(self, nbytes: int | str) -> None:
+        """Keep up to `nbytes` (or ``"64 MiB"``) mapped beyond the size.
 
-        Growth then finds its memory mapped and is a step of the books (at most 5 µs). 0 turns it
-        off. Memory mapped ahead is used memory of the device; when there is none left it is
-        silently not mapped, and a growth that needs it says so. 32 MiB and more are mapped in
-        handles that large.
+        The mapping thread does that, without the GIL. Growth then finds its memory mapped and is a
+        step of the books (at most 5 µs). 0 turns it off. Memory mapped ahead is used memory of the
+        device; when there is none left it is silently not mapped, and a growth that needs it says
+        so. 32 MiB and more are mapped in handles that large.
 
         Raises
         ------
         InvalidValueError
-            `nbytes` is negative.
+            `nbytes` is negative, or no size.
         """
-        if nbytes < 0:
-            raise InvalidValueError(f"nbytes is {nbytes}: give 0 (off) or more")
-        self._core.reserve_ahead(min(nbytes, self.reserved))
+        self._core.reserve_ahead(min(parse_nbytes(nbytes, "nbytes"), self.reserved))
 
     def settle(self) -> None:
         """Wait until the mapping thread has nothing left to do for this buffer.
@@ -220,6 +220,12 @@ class GrowableBuffer(Closing):
     def __dlpack__(self, **options: Any) -> object:
         """Export the whole buffer; it does not shrink as long as the importer has it."""
         return self.view().__dlpack__(**options)
+
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[Any]:
+        """Return the elements as an array where the host can read them, like a view's."""
+        return self.view().__array__(dtype, copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return DLPack's type and number of the device."""
@@ -343,6 +349,9 @@ class GrowableBuffer(Closing):
             # The mapping thread waits for the work and releases; nothing waits or raises here.
             core.abandon(self._ledger.plain_for_finalizer())
 
+    def __reduce__(self) -> Any:
+        raise NotSupportedError(f"{self!r} cannot be pickled: send the ticket that share() makes")
+
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.committed} of {self.reserved} bytes committed"
         return f"<GrowableBuffer {self.shape} {self._dtype} on {self._device.name}, {state}>"
@@ -350,10 +359,15 @@ class GrowableBuffer(Closing):
     # --- inside ----------------------------------------------------------------------------------
 
     def _length_of(self, shape: int | tuple[int, ...]) -> int:
-        if isinstance(shape, int):
-            extents: tuple[int, ...] = (shape, *self._max_shape[1:])
-        else:
-            extents = tuple(shape)
+        try:
+            if isinstance(shape, SupportsIndex):
+                extents: tuple[int, ...] = (operator.index(shape), *self._max_shape[1:])
+            else:
+                extents = tuple(operator.index(extent) for extent in shape)
+        except TypeError as error:
+            raise InvalidValueError(
+                f"shape is {shape!r}: give the length of the first axis, or a tuple of integers"
+            ) from error
         if extents[1:] != self._max_shape[1:] or len(extents) != len(self._max_shape):
             raise InvalidValueError(
                 f"shape is {shape!r}: only the first axis of {self._max_shape} can change"

@@ -163,6 +163,8 @@ def attach(
     TimeoutError
         The owner did not answer in time.
     """
+    if not isinstance(ticket, Ticket):
+        raise InvalidValueError(f"ticket is {ticket!r:.80}: give what share() returned")
     access = ticket.access if access is None else access
     if access not in ("read", "readwrite") or (access, ticket.access) == ("readwrite", "read"):
         raise InvalidValueError(f"access is {access!r}: the ticket allows {ticket.access!r}")
@@ -199,8 +201,13 @@ def _home_of(ticket: Ticket, device: Device | str | None) -> Device:
     for candidate in candidates:
         if candidate.uuid == ticket.device_uuid:
             return candidate
+    seen = ", ".join(candidate.name for candidate in candidates) or (
+        "none at all, as in a child that was forked after its parent used one: start it with "
+        "multiprocessing.get_context('spawn')"
+    )
     raise InvalidDeviceError(
-        f"the ticket's memory is on device {ticket.device_uuid}, which this process does not see"
+        f"the ticket's memory is on device {ticket.device_uuid}, which this process does not see; "
+        f"it sees {seen}"
     )
 
 

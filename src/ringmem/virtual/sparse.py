@@ -12,7 +12,7 @@ from ringmem.buffers import DeviceBuffer
 from ringmem.device import Device
 from ringmem.native import _native
 from ringmem.native.closing import Closing
-from ringmem.native.errors import InvalidValueError
+from ringmem.native.errors import InvalidValueError, NotSupportedError
 from ringmem.virtual.ledger import StreamLedger
 from ringmem.virtual.locations import AccessMap, checked_nbytes, plain_grants
 from ringmem.virtual.views import as_shape, borrow
@@ -280,6 +280,11 @@ class SparseBuffer(Closing):
         if core is not None and not core.closed:
             # The mapping thread waits for the work and releases; nothing waits or raises here.
             core.abandon(self._ledger.plain_for_finalizer())
+
+    def __reduce__(self) -> Any:
+        raise NotSupportedError(
+            f"{self!r} cannot be pickled: its memory is this process's; pickle a view's to_numpy()"
+        )
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self._core.mapped_pages} of {self.page_count} pages"

@@ -511,10 +511,11 @@ void ArenaPool::out_of_memory(std::size_t nbytes, Status status, const char* ope
   if (ok(driver_->memory_info(device_, &memory))) shortage.free = memory.free;
   shortage.largest_free_block = now.largest_free_block;
   shortage.reserved = now.reserved;
-  std::string detail = std::to_string(now.allocated) + " bytes allocated, " +
+  std::string detail = std::to_string(nbytes) + " bytes requested, " +
+                       std::to_string(now.allocated) + " allocated, " +
                        std::to_string(now.pending) + " freed but in use by streams";
   const std::size_t most = limit();
-  if (most != std::numeric_limits<std::size_t>::max()) detail += ", limit " + std::to_string(most);
+  if (most != std::numeric_limits<std::size_t>::max()) detail += ", the pool's limit is " + std::to_string(most);
   throw OutOfMemory(operation, shortage, detail);
 }
 

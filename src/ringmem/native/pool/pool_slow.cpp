@@ -123,9 +123,10 @@ void Pool::out_of_memory(const Want& want, Status status, const char* operation)
   if (known) shortage.free = device.free;
   shortage.largest_free_block = now.largest_free_block;
   shortage.reserved = now.reserved;
-  std::string detail = std::to_string(now.allocated) + " bytes allocated, " +
+  std::string detail = std::to_string(*shortage.requested) + " bytes requested, " +
+                       std::to_string(now.allocated) + " allocated, " +
                        std::to_string(now.cached) + " cached";
-  if (limit() != unlimited) detail += ", limit " + std::to_string(limit());
+  if (limit() != unlimited) detail += ", the pool's limit is " + std::to_string(limit());
   throw OutOfMemory(operation ? operation : "Pool.allocate", shortage, detail);
 }
 
