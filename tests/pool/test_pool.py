@@ -470,3 +470,15 @@ def test_a_peer_uses_the_memory(device):
         assert (out == 3).all()
         with pytest.raises(ringmem.InvalidValueError, match="peers"):
             Pool(first, peers=[first])
+
+
+def test_a_pool_is_no_allocator_of_another_devices_buffers():
+    with ringmem.simulate(devices=2) as simulation:
+        first, second = simulation.devices
+        with Pool(first) as pool:
+            with pytest.raises(ringmem.InvalidValueError, match="memory is that of cpu:0.*give device="):
+                ringmem.empty(3, "u1", device=second, allocator=pool)
+            with pytest.raises(ringmem.InvalidValueError, match="cpu:0"), second.use(pool):
+                pass
+            ringmem.empty(3, "u1", device=first, allocator=pool).close()
+            assert pool.statistics().live == 0

@@ -213,7 +213,7 @@ class Device(_native.DeviceBase):
         Raises
         ------
         InvalidValueError
-            On entry: `allocator` is no allocator.
+            On entry: `allocator` is no allocator, or a pool of another device.
 
         Examples
         --------

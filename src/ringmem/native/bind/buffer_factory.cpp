@@ -274,14 +274,18 @@ nb::object device_of(nb::handle argument, nb::handle stream) {
   return nb::steal(device);
 }
 
+std::shared_ptr<Allocator> allocator_for(MemoryKind kind, nb::handle asked, NativeDevice& device) {
+  if (absent(asked)) return default_allocator(kind, device);
+  return kind == MemoryKind::device ? device_allocator_of(asked, device)
+                                    : allocator_of(asked, device);
+}
+
 void allocate_into(Buffer& buffer, MemoryKind kind, const Request& request) {
   Spec spec = spec_of(request.shape, request.dtype);
   nb::object device = device_of(request.device, request.stream);
   NativeDevice& native = *nb::inst_ptr<NativeDevice>(device);
   StreamRef stream = stream_ref(request.stream, native);
-  std::shared_ptr<Allocator> allocator = absent(request.allocator)
-                                             ? default_allocator(kind, native)
-                                             : allocator_of(request.allocator, native);
+  std::shared_ptr<Allocator> allocator = allocator_for(kind, request.allocator, native);
   describe_memory(buffer, kind, std::move(spec), device, std::move(stream));
   own_memory(buffer, std::move(allocator));
 }

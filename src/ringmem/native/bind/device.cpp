@@ -79,7 +79,7 @@ void synchronize(NativeDevice& self) {
 }
 
 void push_allocator(NativeDevice& self, nb::handle allocator) {
-  auto native = allocator_of(allocator, self);
+  auto native = device_allocator_of(allocator, self);
   make_thread_state().allocators.push_back({&self, std::move(native)});
 }
 
@@ -153,6 +153,22 @@ std::shared_ptr<Allocator> allocator_of(nb::handle argument, NativeDevice& devic
               "allocator is " + std::string(nb::repr(argument).c_str()) +
                   ": give a pool, or an object with allocate(nbytes, stream) and "
                   "deallocate(ptr, nbytes, stream)");
+}
+
+std::shared_ptr<Allocator> device_allocator_of(nb::handle argument, NativeDevice& device) {
+  auto allocator = allocator_of(argument, device);
+  NativeDevice* other = nullptr;
+  if (!nb::hasattr(argument, "native_allocator") || !nb::hasattr(argument, "device")) {
+    return allocator;
+  }
+  nb::object of = argument.attr("device");
+  if (nb::try_cast(of, other, false) && other && other != &device) {
+    raise_error("InvalidValueError", "allocator is " + std::string(nb::repr(argument).c_str()) +
+                                         ": its memory is that of " + other->name +
+                                         ", and this is for " + device.name + "; give device=\"" +
+                                         other->name + "\", or an allocator of " + device.name);
+  }
+  return allocator;
 }
 
 void bind_device(nb::module_& m) {
