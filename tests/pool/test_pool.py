@@ -476,7 +476,9 @@ def test_a_pool_is_no_allocator_of_another_devices_buffers():
     with ringmem.simulate(devices=2) as simulation:
         first, second = simulation.devices
         with Pool(first) as pool:
-            with pytest.raises(ringmem.InvalidValueError, match="memory is that of cpu:0.*give device="):
+            with pytest.raises(
+                ringmem.InvalidValueError, match="memory is that of cpu:0.*give device="
+            ):
                 ringmem.empty(3, "u1", device=second, allocator=pool)
             with pytest.raises(ringmem.InvalidValueError, match="cpu:0"), second.use(pool):
                 pass
