@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 __all__ = ["Closing"]
+
+
+class _HasClose(Protocol):
+    def close(self) -> None: ...
 
 
 class Closing:
@@ -13,15 +17,11 @@ class Closing:
 
     __slots__ = ()
 
-    def close(self) -> None:
-        """Give everything back."""
-        raise NotImplementedError
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self,
+        self: _HasClose,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,

@@ -1,6 +1,6 @@
 """From a handler's LTO-IR to a loadable ring kernel. Compiles without a GPU; needs cuda.core.
 
-The loop (``device/ring_kernel.cuh``) is compiled for the sizes and the mode of a kernel, then
+The loop (``device/``) is compiled for the sizes and the mode of a kernel, then
 linked with the handler, which is inlined. Cubins, not PTX: a driver may be older than the compiler.
 """
 
@@ -20,6 +20,7 @@ __all__ = ["KERNEL", "LoopSettings", "build", "compile_handler_source", "needs_t
 KERNEL = "ringmem_ring_kernel"
 MAX_WORKERS = 31  # a block has at most 32 warps, one of which is the service warp
 LINE_NBYTES, LINE_PAYLOAD_NBYTES = 64, 56
+_LOOP = ("memory.cuh", "messages.cuh", "worker.cuh", "service.cuh", "ring_kernel.cuh")  # in order
 
 Mode = Literal["lane", "order", "warp", "block"]
 _MODES: dict[Mode, int] = {"lane": 0, "order": 1, "warp": 2, "block": 3}
@@ -263,7 +264,7 @@ _PARALLEL_CALL = """
 @lru_cache(maxsize=3)
 def _loop_source(arguments: int) -> str:
     layout = files("ringmem.native") / "layout"
-    kernel = files("ringmem.ring") / "device" / "ring_kernel.cuh"
+    device = files("ringmem.ring") / "device"
     types = {2: "", 3: ", void*", 5: ", void*, int, int"}[arguments]
     passed = {2: "", 3: ", s", 5: ", s, lane, lanes"}[arguments]
     parts = [
@@ -271,7 +272,7 @@ def _loop_source(arguments: int) -> str:
         (layout / "kernel.hpp").read_text(encoding="utf-8"),
         f'extern "C" __device__ int ringmem_handler(const void*, void*{types});\n'
         f"#define RINGMEM_CALL_HANDLER(m, r, s, lane, lanes) ringmem_handler(m, r{passed})\n",
-        kernel.read_text(encoding="utf-8"),
+        *((device / name).read_text(encoding="utf-8") for name in _LOOP),
     ]
     return "\n".join(parts).replace("#pragma once", "")
 
