@@ -92,7 +92,9 @@ class Kernel:
         sent = got = 0
         limit = time.monotonic() + timeout_s
         while got < len(messages):
-            assert time.monotonic() < limit, f"{got} of {len(messages)} replies"
+            assert time.monotonic() < limit, (
+                f"{got} of {len(messages)} replies; ended: {pair.control.end_reason}"
+            )
             room = min(len(messages) - sent, self.spec.capacity - (sent - got), 512)
             if room:
                 sent += pair.producer.send(messages[sent : sent + room], 5.0)

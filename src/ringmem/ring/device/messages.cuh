@@ -139,6 +139,7 @@ __device__ bool write_dead_letter(const KernelRing& launch, u64 index, i32 statu
     __threadfence_system();  // one lane writes a line in five stores: the sequence goes last
     store_u64(at, line_word(sequence, status));
   }
+  __threadfence_system();  // who sees it counted sees it
   return true;
 }
 
@@ -149,9 +150,9 @@ __device__ void account(const KernelRing& launch, const WorkerMemory& memory, Wo
   const u64 latency = end_ns - seen_ns;
   for (u32 i = 0; failed && i < count; ++i) {
     if (memory.status[i] == 0) continue;
-    report.errors += 1;
-    report.last_error = memory.status[i];
     if (!write_dead_letter(launch, first + i, memory.status[i])) report.dropped += 1;
+    report.last_error = memory.status[i];
+    report.errors += 1;
   }
   report.processed += count;
   report.latency_total_ns += latency * count;

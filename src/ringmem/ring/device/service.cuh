@@ -148,8 +148,6 @@ __device__ void publish(const KernelRing& launch, const Totals& totals, u64 tail
                 now - published.telemetry_ns >= telemetry_interval_ns)) {
     store_u64(&control->messages_processed, totals.processed);
     store_u64(&control->last_activity, totals.last);
-    store_u32(&control->error_count, static_cast<u32>(totals.errors));
-    store_u32(&control->last_error, static_cast<u32>(totals.last_error));
     if (launch.dead_letter_ptr != 0) {
       const BlockScratch* first = reinterpret_cast<const BlockScratch*>(launch.scratch_ptr);
       store_u64(&reinterpret_cast<RingHeader*>(launch.dead_letter_ptr)->producer.tail,
@@ -158,7 +156,9 @@ __device__ void publish(const KernelRing& launch, const Totals& totals, u64 tail
     if (totals.progress != ~0ull) {
       store_u64(&reinterpret_cast<RingHeader*>(launch.output_ptr)->producer.tail, totals.progress);
     }
-    write_telemetry(launch, totals, tail);
+    write_telemetry(launch, totals, tail);  // with fences: the letters are there before their count
+    store_u32(&control->error_count, static_cast<u32>(totals.errors));
+    store_u32(&control->last_error, static_cast<u32>(totals.last_error));
     published.processed = totals.processed;
     published.telemetry_ns = now;
   }
