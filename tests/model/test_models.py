@@ -74,6 +74,12 @@ def test_the_kernels_life_loses_nothing_it_promised(tmp_path):
         assert states > 1000
 
 
+def test_the_biased_lock_lets_one_in(tmp_path):
+    errors, states, report = search((MODELS / "lock.pml").read_text(), tmp_path)
+    assert errors == 0, report
+    assert states > 1000
+
+
 BROKEN = {
     "sequence before payload": (
         "ring.pml",
@@ -117,6 +123,19 @@ BROKEN = {
         "sequence[LINE(slot, line)] = BEFORE(slot)",
         "skip",
     ),
+    "no barrier": ("lock.pml", "empty(buffer[0]); empty(buffer[1]); empty(buffer[2]);", "skip;"),
+    "entered beside the owner": ("lock.pml", "     !inside\n", "     skip\n"),
+    "owners that change": (
+        "lock.pml",
+        ":: favourite == NOBODY || favourite == me ->",
+        ":: true ->",
+    ),
+    "shared before the owner is out": (
+        "lock.pml",
+        "     owner = NOBODY;\n",
+        "     owner = NOBODY; shared = true;\n",
+    ),
+    "unlocked by what is inside": ("lock.pml", "!shared -> buffer", "inside -> buffer"),
     "drain read after the ring": ("kernel.pml", ":: taken == sent && drain", ":: should_drain"),
 }
 
@@ -130,7 +149,9 @@ def test_a_broken_protocol_is_seen(name, tmp_path):
     source = (MODELS / model).read_text()
     assert source.count(whole) == 1
     constants: dict[str, int | None] = {"HOST": None, "CAPACITY": 2, "LINES": 2, "INDEX": 4}
-    if model == "kernel.pml":
+    if model == "lock.pml":
+        constants = {}
+    elif model == "kernel.pml":
         constants = {"CAPACITY": 2, "MESSAGES": 4}
     elif name in STREAMED:
         constants = {"STREAM": None, "CAPACITY": 2, "LINES": 1, "INDEX": 4}

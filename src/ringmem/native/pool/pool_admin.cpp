@@ -85,7 +85,7 @@ void Pool::remove_callback(int id) {
 std::size_t Pool::live_count() const noexcept {
   std::uint64_t live = 0;
   for (const Shard& shard : shards_) {
-    const SpinGuard guard(shard.lock);
+    const ShardGuard guard(shard.lock);
     live += shard.allocations - shard.frees;
   }
   return live;
@@ -94,7 +94,7 @@ std::size_t Pool::live_count() const noexcept {
 std::size_t Pool::live_bytes() const noexcept {
   std::int64_t live = 0;
   for (const Shard& shard : shards_) {
-    const SpinGuard guard(shard.lock);
+    const ShardGuard guard(shard.lock);
     live += shard.allocated.live;
   }
   return static_cast<std::size_t>(live);
@@ -109,7 +109,7 @@ PoolStatistics Pool::statistics() const {
   std::int64_t peak_allocated = 0;
   std::uint64_t binned = 0;
   for (const Shard& shard : shards_) {
-    const SpinGuard guard(shard.lock);
+    const ShardGuard guard(shard.lock);
     used += shard.allocations != 0;
     requested += shard.requested.live;
     allocated += shard.allocated.live;
@@ -156,7 +156,7 @@ PoolStatistics Pool::statistics() const {
 
 void Pool::reset_peaks() {
   for (Shard& shard : shards_) {
-    const SpinGuard guard(shard.lock);
+    const ShardGuard guard(shard.lock);
     shard.settle(levels_);
     shard.requested.peak = shard.requested.live;
     shard.allocated.peak = shard.allocated.live;
@@ -215,7 +215,7 @@ void Pool::tear_down() {
   (void)streams_.synchronize();  // blocks, with no lock held
   for (int slot = 0; slot < streams_.active(); ++slot) {
     Shard& shard = shards_[slot];
-    const SpinGuard guard(shard.lock);
+    const ShardGuard guard(shard.lock);
     if (!shard.pending.empty()) (void)reclaim(shard, 0, slot, default_stream);
   }
   drain(true);

@@ -138,7 +138,7 @@ void Pool::drain(bool spans) {
     Span* empty = nullptr;
     std::vector<Node*> binned;
     {
-      const SpinGuard guard(shard.lock);
+      const ShardGuard guard(shard.lock);
       parked = shard.parked;
       shard.parked = nullptr;
       if (parked) ++shard.changes;

@@ -10,7 +10,7 @@ constexpr auto relaxed = std::memory_order_relaxed;
 }
 
 bool Pool::pop_small(std::size_t nbytes, int size_class, Shard& shard, Block* block) noexcept {
-  const SpinGuard guard(shard.lock);
+  const ShardGuard guard(shard.lock);
   Span* span = shard.spans[size_class];
   if (!span) [[unlikely]] return false;
   const std::uint32_t index = span->pop(nbytes);
@@ -26,13 +26,13 @@ Block Pool::allocate_small(std::size_t nbytes, int slot, StreamHandle stream) {
   Shard& shard = shards_[slot];
   for (Block block;;) {
     {
-      const SpinGuard guard(shard.lock);
+      const ShardGuard guard(shard.lock);
       if (!shard.pending.empty()) (void)reclaim(shard, size_class, slot, stream);
     }
     if (pop_small(nbytes, size_class, shard, &block)) return block;
     Span* span = new_span(size_class, slot, stream);
     {
-      const SpinGuard guard(shard.lock);
+      const ShardGuard guard(shard.lock);
       ++shard.changes;
       shard.link(span);
     }

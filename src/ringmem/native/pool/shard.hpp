@@ -36,7 +36,7 @@ struct alignas(64) Shard {
   };
   static constexpr std::int64_t slack = 64 << 10;
 
-  mutable SpinLock lock;
+  mutable BiasedLock lock;
   // The block freed last, if nothing else happened on the stream since it was allocated: then best
   // fit would find it again for the same size, and the way there is spared.
   Node* parked = nullptr;

@@ -1,0 +1,55 @@
+#include "pool/lock.hpp"
+
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace ringmem::pool {
+
+namespace {
+
+constexpr std::uint32_t longest_streak = 1u << 20;
+
+// Whether this process may ask for barriers; a fork child inherits the answer.
+bool has_membarrier() noexcept {
+  static const bool registered =
+      syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
+  return registered;
+}
+
+// Every thread of the process has passed a full memory barrier when it returns.
+void barrier_on_all_threads() noexcept {
+  if (syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0) return;
+  // Registered, it does not fail, unless a sandbox was set up since. Stores reach the cache within
+  // nanoseconds; a thread that is switched off has made them before.
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+}  // namespace
+
+void BiasedLock::lock_shared(std::uintptr_t me) noexcept {
+  lock_.lock();
+  if (owner_.load(std::memory_order_relaxed) != 0) {
+    owner_.store(0, order);
+    streak_needed_ = std::min(streak_needed_ * 2, longest_streak);
+    barrier_on_all_threads();
+    while (inside_.load(std::memory_order_acquire)) SpinLock::wait_while(inside_);
+  }
+  shared_ = true;  // not before the owner is out: it reads this when it leaves
+  if (last_ != me) {
+    last_ = me;
+    streak_ = 0;
+  }
+  // One thread only, for ever: a second one's `inside_` could be cleared by the first, which was
+  // preempted after it had seen that it was the owner.
+  if (++streak_ >= streak_needed_ && (favourite_ == 0 || favourite_ == me) && has_membarrier()) {
+    favourite_ = me;
+    streak_ = 0;
+    owner_.store(me, order);
+  }
+}
+
+}  // namespace ringmem::pool
