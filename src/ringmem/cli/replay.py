@@ -59,8 +59,8 @@ class ReplaySettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidValueError(f"{name} is {value}: give {least} or more")
-        if self.capacity is not None and self.capacity < 1:
-            raise InvalidValueError(f"capacity is {self.capacity}: give a positive size")
+        if self.capacity is not None and self.capacity < 2 * _MIB:
+            raise InvalidValueError(f"capacity is {self.capacity}: give 2 MiB, a page, or more")
         if self.allocator != "ringmem":
             for name in ("tight", "late"):
                 if getattr(self, name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -276,8 +277,10 @@ class AllocatorScope:
     def __init__(self, device: Device, allocator: object) -> None:
         self._device = device
         self._allocator = allocator
+        self._entered = False
 
     def __enter__(self) -> Device:
+        self._entered = True
         self._device.push_allocator(self._allocator)
         return self._device
 
@@ -288,6 +291,14 @@ class AllocatorScope:
         traceback: TracebackType | None,
     ) -> None:
         self._device.pop_allocator()
+
+    def __del__(self) -> None:
+        if not self._entered:
+            warnings.warn(
+                f"{self._device.name}.use(…) changes nothing outside a with statement",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def __repr__(self) -> str:
         return f"<AllocatorScope of {self._device.name}, for a with: {self._allocator!r}>"

@@ -274,6 +274,9 @@ def _handle_candidate(stream: object) -> Any:
                 f"stream is {stream!r}: version {version} of __cuda_stream__ is unknown; 0 would do"
             )
         return handle
+    # Memory and events have a handle, or an address, that is no stream's.
+    if isinstance(stream, _native.EventBase) or hasattr(stream, "__dlpack__"):
+        return None
     for attribute in ("cuda_stream", "ptr", "handle"):  # PyTorch; CuPy; Numba and cuda.core
         value = getattr(stream, attribute, None)
         if value is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -116,7 +118,8 @@ class Pool(_native.PoolBase):
         if debug is None:
             debug = os.environ.get("RINGMEM_POOL_DEBUG", "0") not in ("", "0")
         self._callbacks: list[Callback] = []
-        self._regions: list[StatisticsRegion] = []
+        self._lock = threading.Lock()  # over what follows
+        self._regions: list[tuple[PoolStatistics, StatisticsRegion]] = []
         self._peaks = dict.fromkeys(PEAKS, 0)
         super().__init__(
             where,
@@ -208,10 +211,15 @@ class Pool(_native.PoolBase):
         self._callbacks.append(callback)
 
         def remove() -> None:
-            if callback in self._callbacks:
+            with contextlib.suppress(ValueError):
                 self._callbacks.remove(callback)
 
         return remove
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_") and not hasattr(type(self), name):
+            raise AttributeError(f"a Pool has no setting {name!r}: see help(Pool)")
+        super().__setattr__(name, value)
 
     def _ask(self, requested: int, figures: dict[str, int]) -> tuple[bool, BaseException | None]:
         """Ask all callbacks; native code calls this. (Whether to try again, the first failure)."""
@@ -243,16 +251,29 @@ class Pool(_native.PoolBase):
 
     def reset_peaks(self) -> None:
         """Let the peaks start again from what there is now. Regions keep theirs."""
-        self._absorb_peaks()
-        self._peaks = dict.fromkeys(PEAKS, 0)
+        with self._lock:
+            self._absorb_peaks()
+            self._peaks = dict.fromkeys(PEAKS, 0)
 
     def _absorb_peaks(self) -> None:
         """Start the native peaks again, and keep what they were for whoever still wants it."""
         values = self.native_statistics()
         self.native_reset_peaks()
         self._peaks = {name: max(self._peaks[name], values[name]) for name in PEAKS}
-        for region in self._regions:
+        for _, region in self._regions:
             region._absorb(values)
+
+    def _open_region(self, opener: PoolStatistics) -> StatisticsRegion:
+        with self._lock:
+            self._absorb_peaks()
+            region = StatisticsRegion(self)
+            self._regions.append((opener, region))
+        return region
+
+    def _close_region(self, opener: PoolStatistics) -> None:
+        with self._lock:
+            at = max(i for i, (by, _) in enumerate(self._regions) if by is opener)
+            self._regions.pop(at)[1]._finish()
 
     def debug_reports(self) -> list[DebugReport]:
         """Return what debug mode found since the last call; nothing without debug mode.

@@ -122,8 +122,7 @@ class PoolStatistics:
     def __enter__(self) -> StatisticsRegion:
         if self._pool is None:
             raise TypeError("only what pool.statistics() returns opens a region")
-        region = StatisticsRegion(self._pool)
-        self._pool._regions.append(region)
+        region: StatisticsRegion = self._pool._open_region(self)
         return region
 
     def __exit__(
@@ -133,7 +132,7 @@ class PoolStatistics:
         traceback: TracebackType | None,
     ) -> None:
         assert self._pool is not None
-        self._pool._regions.pop()._finish()
+        self._pool._close_region(self)
 
 
 class StatisticsRegion:
@@ -141,13 +140,11 @@ class StatisticsRegion:
 
     It has the attributes of :class:`PoolStatistics`. Totals count what happened since the block
     was entered; peaks are those since then; the rest is as it is now. They stand still once the
-    block is left. Whatever other threads do with the pool meanwhile counts as well. Enter and
-    leave regions of one pool on one thread.
+    block is left. Whatever other threads do with the pool meanwhile counts as well.
     """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        pool._absorb_peaks()
         now = pool.native_statistics()
         self._start = {name: now[name] for name in TOTALS}
         self._peaks = dict.fromkeys(PEAKS, 0)

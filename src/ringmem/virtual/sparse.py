@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -298,7 +299,12 @@ def _runs(pages: int | Iterable[int]) -> list[tuple[int, int]]:
     if isinstance(pages, range) and pages.step == 1:
         runs = [(pages.start, len(pages))] if len(pages) else []
     else:
-        runs = [(int(page), 1) for page in pages]
+        try:
+            runs = [(operator.index(page), 1) for page in pages]
+        except TypeError:
+            raise InvalidValueError(
+                f"pages is {pages!r}: give a page number, a range, or several numbers"
+            ) from None
     for first, _ in runs:
         if first < 0:
             raise InvalidValueError(f"pages names page {first}: pages are numbered from 0")

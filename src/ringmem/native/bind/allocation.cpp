@@ -152,7 +152,12 @@ PyObject* close(PyObject* object, PyObject* const* args, Py_ssize_t nargs, PyObj
         check(self->allocator->record_stream(self->block, self->stream), "cuEventRecord");
       }
     }
-    check(give_back(self, given ? &stream : nullptr), "cuMemFreeAsync");
+    const Status status = give_back(self, given ? &stream : nullptr);
+    if (status == Status::illegal_state) [[unlikely]] {
+      raise_error("DoubleFreeError", "the allocation of " + std::to_string(self->block.nbytes) +
+                                         " bytes was freed already, by its address");
+    }
+    check(status, "cuMemFreeAsync");
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -288,10 +293,7 @@ bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, bool alig
   parsed->stream = stream;
   if (alignment != nullptr && alignment != Py_None) [[unlikely]] {
     const Py_ssize_t wanted = PyNumber_AsSsize_t(alignment, PyExc_OverflowError);
-    if (wanted == -1 && PyErr_Occurred()) {
-      if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return false;
-      PyErr_Clear();
-    }
+    PyErr_Clear();
     if (wanted <= 0) refuse("alignment", alignment, "give a power of two up to 2**30");
     parsed->alignment = static_cast<std::size_t>(wanted);
   }
@@ -300,8 +302,7 @@ bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, bool alig
     parsed->nbytes = static_cast<std::size_t>(value);
     return true;
   }
-  if (value == -1 && PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_OverflowError)) return false;
-  PyErr_Clear();
+  PyErr_Clear();  // no integer, or one that is too large
   refuse("nbytes", nbytes, "give 1 or more bytes, below 2**63");
 }
 

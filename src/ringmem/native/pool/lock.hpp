@@ -95,6 +95,6 @@ class BiasedLock {
   std::uintptr_t favourite_ = 0;  // who may be the owner; set once
 };
 
-using ShardGuard = std::lock_guard<BiasedLock>;
+using BiasedGuard = std::lock_guard<BiasedLock>;
 
 }  // namespace ringmem::pool

@@ -1,6 +1,18 @@
 #include "pool/node.hpp"
 
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+
 namespace ringmem::pool {
+
+static_assert(std::is_trivially_destructible_v<Node>);
+
+NodeStore::~NodeStore() {
+  for (Node* chunk : chunks_) std::free(chunk);
+}
 
 Node* NodeStore::get() {
   if (!spare_) refill();
@@ -26,9 +38,21 @@ void NodeStore::reserve(std::size_t count) {
 }
 
 void NodeStore::refill() {
-  chunks_.push_back(std::make_unique<Line[]>(chunk));
-  Line* lines = chunks_.back().get();
-  for (std::size_t i = chunk; i-- > 0;) put(&lines[i].node);
+  const bool first = chunks_.empty();
+  const std::size_t nbytes = first ? first_chunk_bytes : chunk_bytes;
+  chunks_.reserve(chunks_.size() + 1);
+  auto* nodes = static_cast<Node*>(std::aligned_alloc(nbytes, nbytes));
+  if (!nodes) throw std::bad_alloc();
+  if (!first) (void)madvise(nodes, nbytes, MADV_HUGEPAGE);
+  chunks_.push_back(nodes);
+  const std::size_t count = nbytes / sizeof(Node);
+  std::uninitialized_default_construct_n(nodes, count);
+  // Given out in order, so that neighbours by address are mostly neighbours in memory. The first few
+  // may each be the one node of a stream, and processors fetch lines in pairs: these are given out
+  // every second one first.
+  for (std::size_t i = count; i-- > 0;) {
+    put(&nodes[first ? 2 * i % count + 2 * i / count : i]);
+  }
 }
 
 }  // namespace ringmem::pool

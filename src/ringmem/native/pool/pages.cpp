@@ -57,7 +57,7 @@ Status Pages::open(const char** failed) {
   if (!ok(status)) return status;
   const std::size_t page = backing_.page_bytes();
   const std::size_t medium = backing_.nbytes() / 5 / page * page;
-  const SpinGuard guard(heap_.lock);
+  const BiasedGuard guard(heap_.lock);
   heap_.medium.place(backing_.base(), medium, page);
   heap_.large.place(backing_.base() + medium, backing_.nbytes() - medium, page);
   return status;
@@ -182,7 +182,7 @@ Node* Pages::create_at_end(Space& space, std::uint32_t units, Status* status,
   Window window;
   std::size_t nbytes = 0;
   {
-    const SpinGuard guard(heap_.lock);
+    const BiasedGuard guard(heap_.lock);
     window = end_window(space, units);
     nbytes = window.append;
     if (nbytes > room() || nbytes > space.room()) return nullptr;
@@ -212,7 +212,7 @@ Node* Pages::create_chunk(Space& space, std::uint32_t units, Status* status, con
     Plan plan{&space, {}, {}, {}, {}};
     if (nbytes <= room() && nbytes + page <= space.room()) {
       {
-        const SpinGuard guard(heap_.lock);
+        const BiasedGuard guard(heap_.lock);
         space.become_stale(space.append(page));  // a gap that nothing is joined across
         plan.window.parts.push_back(space.append(nbytes));
         plan.window.was_free.push_back(false);
@@ -234,7 +234,7 @@ Status Pages::trim(std::size_t keep) {
   for (;;) {
     std::vector<Leaving> leaving;
     {
-      const SpinGuard guard(heap_.lock);
+      const BiasedGuard guard(heap_.lock);
       std::size_t free = heap_.medium.free_bytes() + heap_.large.free_bytes();
       std::vector<std::pair<std::uint32_t, Node*>> handles;
       for (Space* space : {&heap_.medium, &heap_.large}) {
@@ -273,7 +273,7 @@ void Pages::sweep() {
       left.push_back(stale);
       continue;
     }
-    const SpinGuard guard(heap_.lock);
+    const BiasedGuard guard(heap_.lock);
     heap_.space_of(*stale.node).become_hole(stale.node);
   }
   stale_ = std::move(left);

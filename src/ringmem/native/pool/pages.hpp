@@ -24,7 +24,7 @@ struct Heap {
     return ptr >= large.base() ? large.covering(ptr) : medium.covering(ptr);
   }
 
-  mutable SpinLock lock;
+  mutable BiasedLock lock;
   NodeStore nodes;
   Space medium;  // small blocks' spans, and blocks under 1 MiB
   Space large;

@@ -53,7 +53,7 @@ void Pool::check_open() const {
 // The block freed last on this stream, if it has the size. Everything that is not on the way of a
 // hit is a call of its own: the registers it would need are then not saved here.
 inline Pool::Parked Pool::take_parked(std::size_t nbytes, Shard& shard, Block* block) noexcept {
-  const ShardGuard guard(shard.lock);
+  const BiasedGuard guard(shard.lock);
   Node* node = shard.parked;
   if (!node) return Parked::none;
   if (node->units != (nbytes + unit_bytes - 1) / unit_bytes) return Parked::other;
@@ -89,7 +89,7 @@ bool Pool::try_binned(std::size_t nbytes, int slot, Block* block) noexcept {
 void Pool::unpark(Shard& shard) noexcept {
   Node* parked = nullptr;
   {
-    const ShardGuard guard(shard.lock);
+    const BiasedGuard guard(shard.lock);
     parked = std::exchange(shard.parked, nullptr);
     if (!parked) return;
     ++shard.changes;
@@ -149,7 +149,7 @@ Block Pool::allocate_slow(std::size_t nbytes, std::size_t alignment, int slot,
 // A live node becomes the user's.
 Block Pool::finish(Node* node, std::size_t nbytes, int slot) noexcept {
   Shard& shard = shards_[slot];
-  const ShardGuard guard(shard.lock);
+  const BiasedGuard guard(shard.lock);
   node->requested = nbytes;
   node->home.store(static_cast<std::uint8_t>(slot), relaxed);
   node->tag = {0, ++shard.changes};
@@ -255,7 +255,7 @@ void Pool::trim_after_free() noexcept {
 }
 
 void Pool::give_back(Node* node, Tag tag) noexcept {
-  const SpinGuard guard(heap_.lock);
+  const BiasedGuard guard(heap_.lock);
   (void)heap_.space_of(*node).give(node, tag);
 }
 
@@ -269,7 +269,7 @@ Status Pool::record_stream(Block& block, StreamHandle stream) {
     SmallBlock& small = SmallRef(block.record).block();
     const int home = SmallRef(block.record).span()->home.load(relaxed);
     Shard& shard = shards_[home];
-    const ShardGuard guard(shard.lock);
+    const BiasedGuard guard(shard.lock);
     if (small.state() != SmallState::live) return Status::illegal_state;
     if (slot == home) return Status::success;
     shard.shared[block.record] |= mask;
@@ -279,7 +279,7 @@ Status Pool::record_stream(Block& block, StreamHandle stream) {
   }
   Node* node = static_cast<Node*>(block.record);
   Shard& shard = shards_[node->home.load(relaxed)];
-  const ShardGuard guard(shard.lock);
+  const BiasedGuard guard(shard.lock);
   if (!node->is(NodeState::live)) return Status::illegal_state;
   node->tag.mask |= mask;
   if (slot == StreamOrder::shared_slot) shard.slotless[node].push_back(known);
@@ -295,7 +295,7 @@ bool Pool::find(DevicePtr real, Block* block) {
   Span* span = nullptr;
   std::uint32_t index = 0;
   {
-    const SpinGuard guard(heap_.lock);
+    const BiasedGuard guard(heap_.lock);
     Node* node = heap_.covering(ptr);
     if (!node) return false;
     if (node->is(NodeState::live) && node->ptr == ptr) {
@@ -308,7 +308,7 @@ bool Pool::find(DevicePtr real, Block* block) {
     if (offset % span->block_bytes || offset / span->block_bytes >= span->count) return false;
     index = static_cast<std::uint32_t>(offset / span->block_bytes);
   }
-  const ShardGuard guard(shards_[span->home.load(relaxed)].lock);
+  const BiasedGuard guard(shards_[span->home.load(relaxed)].lock);
   if (span->blocks()[index].state() != SmallState::live || span->ptr_of(index) != real) return false;
   *block = {real, span->requested(index), SmallRef(span, index).record()};
   return true;

@@ -85,7 +85,7 @@ void Pool::remove_callback(int id) {
 std::size_t Pool::live_count() const noexcept {
   std::uint64_t live = 0;
   for (const Shard& shard : shards_) {
-    const ShardGuard guard(shard.lock);
+    const BiasedGuard guard(shard.lock);
     live += shard.allocations - shard.frees;
   }
   return live;
@@ -94,7 +94,7 @@ std::size_t Pool::live_count() const noexcept {
 std::size_t Pool::live_bytes() const noexcept {
   std::int64_t live = 0;
   for (const Shard& shard : shards_) {
-    const ShardGuard guard(shard.lock);
+    const BiasedGuard guard(shard.lock);
     live += shard.allocated.live;
   }
   return static_cast<std::size_t>(live);
@@ -109,7 +109,7 @@ PoolStatistics Pool::statistics() const {
   std::int64_t peak_allocated = 0;
   std::uint64_t binned = 0;
   for (const Shard& shard : shards_) {
-    const ShardGuard guard(shard.lock);
+    const BiasedGuard guard(shard.lock);
     used += shard.allocations != 0;
     requested += shard.requested.live;
     allocated += shard.allocated.live;
@@ -145,7 +145,7 @@ PoolStatistics Pool::statistics() const {
   s.remapped = counters.moved_bytes.load(relaxed);
   s.growth_ns = pages_.growth_ns();
   s.remap_ns = pages_.remap_ns();
-  const SpinGuard guard(heap_.lock);
+  const BiasedGuard guard(heap_.lock);
   for (const Space* space : {&heap_.medium, &heap_.large}) {
     if (const Node* node = space->largest()) {
       s.largest_free_block = std::max(s.largest_free_block, node->nbytes());
@@ -156,7 +156,7 @@ PoolStatistics Pool::statistics() const {
 
 void Pool::reset_peaks() {
   for (Shard& shard : shards_) {
-    const ShardGuard guard(shard.lock);
+    const BiasedGuard guard(shard.lock);
     shard.settle(levels_);
     shard.requested.peak = shard.requested.live;
     shard.allocated.peak = shard.allocated.live;
@@ -170,7 +170,7 @@ std::vector<Pool::LiveBlock> Pool::live_blocks(std::size_t most) const {
   std::vector<LiveBlock> blocks;
   for (const Shard& shard : shards_) shard.lock.lock();
   {
-    const SpinGuard guard(heap_.lock);
+    const BiasedGuard guard(heap_.lock);
     for (const Space* space : {&heap_.medium, &heap_.large}) {
       for (Node* node = space->first(); node && blocks.size() < most; node = node->next) {
         if (node->is(NodeState::live)) blocks.push_back({address(node), node->requested});
@@ -188,7 +188,7 @@ std::vector<Pool::LiveBlock> Pool::live_blocks(std::size_t most) const {
 }
 
 std::string Pool::inconsistency() const {
-  const SpinGuard guard(heap_.lock);
+  const BiasedGuard guard(heap_.lock);
   for (const Space* space : {&heap_.medium, &heap_.large}) {
     if (const char* wrong = space->inconsistency()) return wrong;
   }
@@ -215,7 +215,7 @@ void Pool::tear_down() {
   (void)streams_.synchronize();  // blocks, with no lock held
   for (int slot = 0; slot < streams_.active(); ++slot) {
     Shard& shard = shards_[slot];
-    const ShardGuard guard(shard.lock);
+    const BiasedGuard guard(shard.lock);
     if (!shard.pending.empty()) (void)reclaim(shard, 0, slot, default_stream);
   }
   drain(true);

@@ -15,7 +15,7 @@ std::uint32_t Pool::units_for(std::size_t nbytes) const noexcept {
 
 // A block from the stream's own bin: the stream itself freed it, so nothing has to be waited for.
 Node* Pool::take_binned(std::uint32_t units, Shard& shard) noexcept {
-  const ShardGuard guard(shard.lock);
+  const BiasedGuard guard(shard.lock);
   const auto bin = shard.bins.find(units);
   if (bin == shard.bins.end() || bin->second.empty()) return nullptr;
   Node* node = bin->second.back();

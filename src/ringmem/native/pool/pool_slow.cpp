@@ -34,7 +34,7 @@ Node* Pool::search(const Want& want) {
   // with one. With many, leaving their locks alone is worth more.
   const int active = streams_.active();
   if (active > 1 && active <= 8) drain(false);
-  const SpinGuard guard(heap_.lock);
+  const BiasedGuard guard(heap_.lock);
   return search_locked(want);
 }
 
@@ -66,7 +66,7 @@ Node* Pool::try_grow(const Want& want, Status* status, const char** operation) {
   if (Node* node = search(want)) return node;  // somebody else has grown meanwhile
   Node* node = pages_.grow(*want.space, want.roomy(), status, operation);
   if (!node || want.roomy() == want.units) return node;
-  const SpinGuard guard(heap_.lock);
+  const BiasedGuard guard(heap_.lock);
   return cut(want, want.space->give(node, node->tag));
 }
 
@@ -138,7 +138,7 @@ void Pool::drain(bool spans) {
     Span* empty = nullptr;
     std::vector<Node*> binned;
     {
-      const ShardGuard guard(shard.lock);
+      const BiasedGuard guard(shard.lock);
       parked = shard.parked;
       shard.parked = nullptr;
       if (parked) ++shard.changes;

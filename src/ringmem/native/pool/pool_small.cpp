@@ -10,7 +10,7 @@ constexpr auto relaxed = std::memory_order_relaxed;
 }
 
 bool Pool::pop_small(std::size_t nbytes, int size_class, Shard& shard, Block* block) noexcept {
-  const ShardGuard guard(shard.lock);
+  const BiasedGuard guard(shard.lock);
   Span* span = shard.spans[size_class];
   if (!span) [[unlikely]] return false;
   const std::uint32_t index = span->pop(nbytes);
@@ -26,13 +26,13 @@ Block Pool::allocate_small(std::size_t nbytes, int slot, StreamHandle stream) {
   Shard& shard = shards_[slot];
   for (Block block;;) {
     {
-      const ShardGuard guard(shard.lock);
+      const BiasedGuard guard(shard.lock);
       if (!shard.pending.empty()) (void)reclaim(shard, size_class, slot, stream);
     }
     if (pop_small(nbytes, size_class, shard, &block)) return block;
     Span* span = new_span(size_class, slot, stream);
     {
-      const ShardGuard guard(shard.lock);
+      const BiasedGuard guard(shard.lock);
       ++shard.changes;
       shard.link(span);
     }
@@ -42,7 +42,7 @@ Block Pool::allocate_small(std::size_t nbytes, int slot, StreamHandle stream) {
 
 Span* Pool::new_span(int size_class, int slot, StreamHandle stream) {
   Node* node = obtain({&heap_.medium, span_units(size_class), 0, slot, stream});
-  const SpinGuard guard(heap_.lock);
+  const BiasedGuard guard(heap_.lock);
   Span* span = spans_.get(size_class, node);
   span->home.store(static_cast<std::uint8_t>(slot), relaxed);
   span->base = address(node);
@@ -133,7 +133,7 @@ Status Pool::deallocate_span(Shard& shard, Span* span, int home) noexcept {
 
 void Pool::drop_span(Span* span, int slot) noexcept {
   const Tag tag = streams_.stamp(slot);
-  const SpinGuard guard(heap_.lock);
+  const BiasedGuard guard(heap_.lock);
   Node* node = span->node;
   spans_.put(span);
   (void)heap_.space_of(*node).give(node, tag);

@@ -263,7 +263,7 @@ Node* Pages::remap(Space& space, std::uint32_t units, Attempt* attempt, Status* 
   *failed = nullptr;
   *status = Status::success;
   {
-    const SpinGuard guard(heap_.lock);
+    const BiasedGuard guard(heap_.lock);
     plan.window = find_window(space, units);
     if (plan.window.missing == SIZE_MAX) return nullptr;
     claim(space, &plan.window);
@@ -342,7 +342,7 @@ Status Pages::send_back(const Leaving& leaving) {
   const Status status = wait ? Status::not_ready : backing_.release(leaving.handle);
   const bool unmapped = ok(status) && complete &&
                         ok(backing_.unmap(leaving.node->ptr, leaving.node->nbytes()));
-  const SpinGuard guard(heap_.lock);
+  const BiasedGuard guard(heap_.lock);
   Space& space = heap_.space_of(*leaving.node);
   if (unmapped) {
     space.become_hole(leaving.node);
@@ -363,7 +363,7 @@ Node* Pages::commit(Plan* plan, std::uint32_t units) {
   for (const Source& source : plan->sources) tag = joined(tag, source.tag);
   Node* node = plan->window.parts.front();
   {
-    const SpinGuard guard(heap_.lock);
+    const BiasedGuard guard(heap_.lock);
     for (std::size_t i = 1; i < plan->window.parts.size(); ++i) space.absorb_next(node);
     if (node->units > units) space.give(space.cut(node, units), tag);
     node->tag = tag;
@@ -377,7 +377,7 @@ Node* Pages::commit(Plan* plan, std::uint32_t units) {
 }
 
 void Pages::roll_back(Plan* plan) {
-  const SpinGuard guard(heap_.lock);
+  const BiasedGuard guard(heap_.lock);
   roll_back_locked(plan, backing_.undone());
 }
 
