@@ -280,6 +280,11 @@ def test_use_ends_with_an_exception(device):
     assert device.current_allocator is device.allocator
 
 
+def test_a_scope_that_is_never_entered_says_so():
+    with pytest.warns(RuntimeWarning, match=r"cpu:0.use\(…\) changes nothing outside a with"):
+        Device("cpu").use(Device("cpu").allocator)
+
+
 def test_use_takes_whatever_has_a_native_allocator(device):
     class Pool:
         native_allocator = Device("cpu:1").allocator

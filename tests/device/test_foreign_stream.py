@@ -141,3 +141,10 @@ def test_a_protocol_that_raises_is_not_hidden(device):
 
     with pytest.raises(KeyError, match="theirs"):
         as_stream(type("Broken", (), {"__cuda_stream__": fail})(), device)
+
+
+def test_memory_and_events_are_no_streams(device):
+    buffer = ringmem.empty(4, device=device)
+    for wrong in (device.create_event(), buffer):
+        with pytest.raises(ringmem.InvalidValueError, match=r"stream is <.*: give None, a Stream"):
+            as_stream(wrong, device)

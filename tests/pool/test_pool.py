@@ -58,8 +58,21 @@ def test_impossible_sizes_are_refused_before_the_driver(faulty, nbytes):
 
 
 def test_what_is_no_size_is_a_type_error(device):
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="nbytes='8': give an integer"):
         Pool(device).allocate("8")
+    with pytest.raises(TypeError, match="alignment=None|alignment=1.5: give an integer"):
+        Pool(device).allocate(8, alignment=1.5)
+    with pytest.raises(AttributeError, match="no setting 'limt'"):
+        Pool(device).limt = 5
+
+
+def test_a_block_freed_by_its_address_is_not_freed_again(device):
+    pool = Pool(device)
+    block = pool.allocate(4096)
+    pool.deallocate(block.ptr)
+    with pytest.raises(ringmem.DoubleFreeError, match="4096 bytes was freed already"):
+        block.close()
+    pool.allocate(4096).close()
 
 
 def test_making_a_pool_makes_no_driver_call(faulty):

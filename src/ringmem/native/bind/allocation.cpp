@@ -88,7 +88,7 @@ Status free_after_everything(const AllocationObject* self) noexcept {
 }
 
 // Whoever turns `live` off gives the block back; everybody else has nothing to do. After a failure
-// the block is as it was. `stream`: null for its own.
+// the block is as it was, unless it was freed by its address before. `stream`: null for its own.
 Status give_back(AllocationObject* self, const StreamHandle* stream) noexcept {
   if (!self->live.exchange(false, std::memory_order_acq_rel)) return Status::success;
   Status status;
@@ -100,7 +100,7 @@ Status give_back(AllocationObject* self, const StreamHandle* stream) noexcept {
   } else {
     status = self->allocator->deallocate(self->block, stream ? *stream : self->stream);
   }
-  if (!ok(status)) [[unlikely]] self->live.store(true, std::memory_order_release);
+  if (!ok(status) && status != Status::illegal_state) [[unlikely]] self->live.store(true, std::memory_order_release);
   return status;
 }
 
@@ -267,6 +267,13 @@ struct Arguments {
   throw InvalidValue(std::string(name) + "=" + nb::repr(value).c_str() + ": " + remedy);
 }
 
+// Whether the error that is set is about the type of an argument; then it gets our words.
+bool is_of_type(const char* name, PyObject* value) {
+  if (!PyErr_ExceptionMatches(PyExc_TypeError)) return false;
+  PyErr_Format(PyExc_TypeError, "%s=%R: give an integer", name, value);
+  return true;
+}
+
 // (nbytes, stream=None, alignment=None); false with a Python error set.
 bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, bool aligned,
            Arguments* parsed) {
@@ -293,6 +300,7 @@ bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, bool alig
   parsed->stream = stream;
   if (alignment != nullptr && alignment != Py_None) [[unlikely]] {
     const Py_ssize_t wanted = PyNumber_AsSsize_t(alignment, PyExc_OverflowError);
+    if (wanted == -1 && PyErr_Occurred() && is_of_type("alignment", alignment)) return false;
     PyErr_Clear();
     if (wanted <= 0) refuse("alignment", alignment, "give a power of two up to 2**30");
     parsed->alignment = static_cast<std::size_t>(wanted);
@@ -302,7 +310,8 @@ bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, bool alig
     parsed->nbytes = static_cast<std::size_t>(value);
     return true;
   }
-  PyErr_Clear();  // no integer, or one that is too large
+  if (value == -1 && PyErr_Occurred() && is_of_type("nbytes", nbytes)) return false;
+  PyErr_Clear();
   refuse("nbytes", nbytes, "give 1 or more bytes, below 2**63");
 }
 
