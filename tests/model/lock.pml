@@ -1,20 +1,24 @@
 /* The biased lock (native/pool/lock.hpp), checked exhaustively: three threads lock and unlock for
- * ever, and any of them may become its one owner. The stores of `inside` wait in a buffer of each
- * thread's processor as long as they like; an exchange empties one's own buffer, membarrier that of
- * every thread.
+ * ever, and any of them may become its owner, as often as there are slots. The stores of `inside`
+ * wait in a buffer of each thread's processor as long as they like; an exchange empties one's own
+ * buffer, membarrier that of every thread.
  */
+#define SLOTS 3
 #define NOBODY 255
+#define OWNER(thread, slot) (thread * SLOTS + slot)
 
-byte owner = NOBODY, favourite = NOBODY;
-bool inside, held, shared;
+byte owner = NOBODY, favourite = NOBODY, slot, given;
+bool inside[SLOTS], held, shared;
 byte users;  /* ghost: threads in the section */
 
-chan buffer[3] = [2] of { bool };
+chan buffer[3] = [2] of { byte, bool };
 
 active [3] proctype Processor()
 {
+  byte at;
+  bool value;
   do
-  :: buffer[_pid] ? inside
+  :: atomic { buffer[_pid] ? at, value -> inside[at] = value; at = 0; value = 0 }
   od
 }
 
@@ -25,12 +29,14 @@ inline lock_shared()
   :: owner != NOBODY ->
      owner = NOBODY;
      empty(buffer[0]); empty(buffer[1]); empty(buffer[2]);
-     !inside
+     !inside[slot]
   :: else
   fi;
   shared = true;
   if
-  :: favourite == NOBODY || favourite == me -> favourite = me; owner = me
+  :: favourite == me -> owner = OWNER(me, slot)
+  :: favourite != me && given < SLOTS ->
+     favourite = me; slot = given; given++; owner = OWNER(me, slot)
   :: true  /* no streak yet */
   fi
 }
@@ -38,22 +44,25 @@ inline lock_shared()
 active [3] proctype Thread()
 {
   byte me = _pid - 3;
+  byte seen;
   do
-  :: if
-     :: owner == me ->
-        buffer[me] ! true;
+  :: seen = owner;
+     if
+     :: seen != NOBODY && seen / SLOTS == me ->
+        buffer[me] ! seen % SLOTS, true;
         if
-        :: owner == me
-        :: else -> buffer[me] ! false; lock_shared()
+        :: owner == seen
+        :: else -> buffer[me] ! seen % SLOTS, false; lock_shared()
         fi
      :: else -> lock_shared()
      fi;
+     seen = 0;
      users++;
      assert(users == 1);
      users--;
      if
      :: shared -> shared = false; held = false
-     :: !shared -> buffer[me] ! false
+     :: !shared -> buffer[me] ! slot, false
      fi
   od
 }

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <thread>
@@ -110,15 +111,39 @@ TEST(a_streak_makes_an_owner_and_another_thread_ends_it) {
   CHECK_EQ(counted.lock.owned(), kernel_has_membarrier());
 }
 
-TEST(a_second_thread_is_never_the_owner) {
+TEST(the_ownership_goes_to_who_uses_it) {
   Counted counted;
   counted.many(100);
-  std::thread second([&] {
+  std::thread([&] {
     counted.many(1000);
-    CHECK(!counted.lock.owned());
-  });
-  second.join();
-  CHECK_EQ(counted.first, 1100);
+    CHECK_EQ(counted.lock.owned(), kernel_has_membarrier());
+  }).join();
+  counted.many(1000);
+  CHECK_EQ(counted.lock.owned(), kernel_has_membarrier());
+  CHECK_EQ(counted.first, 2100);
+}
+
+// Threads that all live: there are numbers for eight owners.
+TEST(after_many_owners_it_is_a_spin_lock) {
+  Counted counted;
+  std::vector<std::thread> threads;
+  std::atomic<int> turn{0};
+  constexpr int count = 10;
+  std::array<bool, count> owned{};
+  for (int i = 0; i < count; ++i) {
+    threads.emplace_back([&, i] {
+      while (turn.load() != i) std::this_thread::yield();
+      counted.many(100000);
+      owned[static_cast<std::size_t>(i)] = counted.lock.owned();
+      ++turn;
+      while (turn.load() != count) std::this_thread::yield();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(owned[7], kernel_has_membarrier());
+  CHECK(!owned[8] && !owned[9]);
+  CHECK_EQ(counted.torn, 0);
+  CHECK_EQ(counted.first, count * 100000);
 }
 
 TEST(the_owner_and_others_never_meet) {

@@ -36,20 +36,21 @@ void BiasedLock::lock_shared(std::uintptr_t me) noexcept {
     owner_.store(0, order);
     streak_needed_ = std::min(streak_needed_ * 2, longest_streak);
     barrier_on_all_threads();
-    while (inside_.load(std::memory_order_acquire)) SpinLock::wait_while(inside_);
+    while (inside_[slot_].load(std::memory_order_acquire)) SpinLock::wait_while(inside_[slot_]);
   }
   shared_ = true;  // not before the owner is out: it reads this when it leaves
   if (last_ != me) {
     last_ = me;
     streak_ = 0;
   }
-  // One thread only, for ever: a second one's `inside_` could be cleared by the first, which was
-  // preempted after it had seen that it was the owner.
-  if (++streak_ >= streak_needed_ && (favourite_ == 0 || favourite_ == me) && has_membarrier()) {
+  if (++streak_ < streak_needed_ || !has_membarrier()) return;
+  streak_ = 0;
+  if (me != favourite_) {
+    if (given_ == slots) return;
     favourite_ = me;
-    streak_ = 0;
-    owner_.store(me, order);
+    slot_ = given_++;
   }
+  owner_.store(me | slot_, order);
 }
 
 }  // namespace ringmem::pool

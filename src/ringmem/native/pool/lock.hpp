@@ -2,6 +2,7 @@
 // preempted, so a waiter yields after a short spin.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -41,23 +42,25 @@ using SpinGuard = std::lock_guard<SpinLock>;
 // A lock for what one thread uses nearly always: for that thread, its owner, it costs two plain
 // stores and no exchange. Anyone else takes the spin lock inside and then the ownership, by a
 // barrier on all processors (membarrier, some microseconds): after it, either the owner saw that
-// it is none any more, or the other sees it inside and waits. One thread only is ever the owner;
-// what it lost it gets back after a streak of sections of its own, twice as long each time.
-// Where the kernel has no membarrier it is a spin lock. A model of it: tests/native/test_locks.cpp.
+// it is none any more, or the other sees it inside and waits. A streak of sections of one thread
+// makes it the owner, again or for the first time; after every loss it takes twice as many.
+// Where the kernel has no membarrier it is a spin lock. Its protocol: tests/model/lock.pml.
 class BiasedLock {
  public:
   void lock() noexcept {
     const std::uintptr_t me = this_thread();
-    if (owner_.load(std::memory_order_relaxed) == me) [[likely]] {
-      inside_.store(true, order);
+    const std::uintptr_t owner = owner_.load(std::memory_order_relaxed);
+    if ((owner & ~slot_mask) == me) [[likely]] {
+      std::atomic<bool>& inside = inside_[owner & slot_mask];
+      inside.store(true, order);
       std::atomic_signal_fence(std::memory_order_seq_cst);
-      if (owner_.load(order) == me) [[likely]] return;
-      inside_.store(false, std::memory_order_release);
+      if (owner_.load(order) == owner) [[likely]] return;
+      inside.store(false, std::memory_order_release);
     }
     lock_shared(me);
   }
   void unlock() noexcept {
-    if (!shared_) [[likely]] return inside_.store(false, std::memory_order_release);
+    if (!shared_) [[likely]] return inside_[slot_].store(false, std::memory_order_release);
     shared_ = false;
     lock_.unlock();
   }
@@ -72,27 +75,33 @@ class BiasedLock {
   static constexpr auto order = std::memory_order_relaxed;
 #endif
   static constexpr std::uint32_t first_streak = 64;
+  // A thread that was preempted in lock() may store into its flag long after it lost the lock, so no
+  // other thread gets the same one. When all are given away, nobody new becomes the owner.
+  static constexpr std::uint32_t slots = 8;
+  static constexpr std::uintptr_t slot_mask = slots - 1;
 
-  // A number that no other living thread has.
+  // A number that no other living thread has, a multiple of 8.
   static std::uintptr_t this_thread() noexcept {
 #if __has_builtin(__builtin_thread_pointer)
     return reinterpret_cast<std::uintptr_t>(__builtin_thread_pointer());
 #else
-    static thread_local char here;
+    alignas(slots) static thread_local char here;
     return reinterpret_cast<std::uintptr_t>(&here);
 #endif
   }
   [[gnu::noinline]] void lock_shared(std::uintptr_t me) noexcept;
 
-  std::atomic<std::uintptr_t> owner_{0};
-  std::atomic<bool> inside_{false};  // the owner's
+  std::atomic<std::uintptr_t> owner_{0};           // the thread, and in the low bits its slot
+  std::array<std::atomic<bool>, slots> inside_{};  // each written by its slot's thread alone
   // What follows is guarded by the lock itself.
-  bool shared_ = false;  // it is held through lock_
+  bool shared_ = false;     // it is held through lock_
+  std::uint8_t slot_ = 0;   // of the last owner
+  std::uint8_t given_ = 0;  // slots given away
   SpinLock lock_;
   std::uint32_t streak_ = 0;  // sections of `last_` since another had one
   std::uint32_t streak_needed_ = first_streak;
   std::uintptr_t last_ = 0;
-  std::uintptr_t favourite_ = 0;  // who may be the owner; set once
+  std::uintptr_t favourite_ = 0;  // whose slot_ is
 };
 
 using BiasedGuard = std::lock_guard<BiasedLock>;
