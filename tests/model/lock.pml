@@ -1,13 +1,14 @@
 /* The biased lock (native/pool/lock.hpp), checked exhaustively: three threads lock and unlock for
- * ever, and any of them may become its owner, as often as there are slots. The stores of `inside`
- * wait in a buffer of each thread's processor as long as they like; an exchange empties one's own
- * buffer, membarrier that of every thread.
+ * ever, and those that found a slot become its owner at any time. The stores of `inside` wait in a
+ * buffer of each thread's processor as long as they like; an exchange empties one's own buffer,
+ * membarrier that of every thread.
  */
-#define SLOTS 3
+#define SLOTS 2
 #define NOBODY 255
 #define OWNER(thread, slot) (thread * SLOTS + slot)
 
-byte owner = NOBODY, favourite = NOBODY, slot, given;
+byte owner = NOBODY, slot;
+byte threads[SLOTS] = NOBODY;
 bool inside[SLOTS], held, shared;
 byte users;  /* ghost: threads in the section */
 
@@ -34,9 +35,10 @@ inline lock_shared()
   fi;
   shared = true;
   if
-  :: favourite == me -> owner = OWNER(me, slot)
-  :: favourite != me && given < SLOTS ->
-     favourite = me; slot = given; given++; owner = OWNER(me, slot)
+  :: threads[0] == NOBODY || threads[0] == me ->
+     threads[0] = me; slot = 0; owner = OWNER(me, 0)
+  :: threads[0] != NOBODY && threads[0] != me && (threads[1] == NOBODY || threads[1] == me) ->
+     threads[1] = me; slot = 1; owner = OWNER(me, 1)
   :: true  /* no streak yet */
   fi
 }

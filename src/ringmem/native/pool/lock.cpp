@@ -11,8 +11,6 @@ namespace ringmem::pool {
 
 namespace {
 
-constexpr std::uint32_t longest_streak = 1u << 20;
-
 // Whether this process may ask for barriers; a fork child inherits the answer.
 bool has_membarrier() noexcept {
   static const bool registered =
@@ -43,14 +41,21 @@ void BiasedLock::lock_shared(std::uintptr_t me) noexcept {
     last_ = me;
     streak_ = 0;
   }
-  if (++streak_ < streak_needed_ || !has_membarrier()) return;
-  streak_ = 0;
-  if (me != favourite_) {
-    if (given_ == slots) return;
-    favourite_ = me;
-    slot_ = given_++;
+  if (++streak_ >= streak_needed_) {
+    streak_ = 0;
+    give_to(me);
   }
-  owner_.store(me | slot_, order);
+}
+
+void BiasedLock::give_to(std::uintptr_t thread) noexcept {
+  if (!has_membarrier()) return;
+  for (std::size_t slot = 0; slot < slots; ++slot) {
+    if (threads_[slot] != 0 && threads_[slot] != thread) continue;
+    threads_[slot] = thread;
+    slot_ = static_cast<std::uint8_t>(slot);
+    owner_.store(thread | slot << address_bits, order);
+    return;
+  }
 }
 
 }  // namespace ringmem::pool

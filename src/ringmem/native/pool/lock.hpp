@@ -43,15 +43,15 @@ using SpinGuard = std::lock_guard<SpinLock>;
 // stores and no exchange. Anyone else takes the spin lock inside and then the ownership, by a
 // barrier on all processors (membarrier, some microseconds): after it, either the owner saw that
 // it is none any more, or the other sees it inside and waits. A streak of sections of one thread
-// makes it the owner, again or for the first time; after every loss it takes twice as many.
+// makes it the owner; after every loss it takes a longer one.
 // Where the kernel has no membarrier it is a spin lock. Its protocol: tests/model/lock.pml.
 class BiasedLock {
  public:
   void lock() noexcept {
     const std::uintptr_t me = this_thread();
     const std::uintptr_t owner = owner_.load(std::memory_order_relaxed);
-    if ((owner & ~slot_mask) == me) [[likely]] {
-      std::atomic<bool>& inside = inside_[owner & slot_mask];
+    if (const std::uintptr_t slot = owner ^ me; slot << slot_bits == 0) [[likely]] {
+      std::atomic<bool>& inside = inside_[slot >> address_bits];
       inside.store(true, order);
       std::atomic_signal_fence(std::memory_order_seq_cst);
       if (owner_.load(order) == owner) [[likely]] return;
@@ -74,34 +74,38 @@ class BiasedLock {
 #else
   static constexpr auto order = std::memory_order_relaxed;
 #endif
-  static constexpr std::uint32_t first_streak = 64;
+  // User space ends below 2^48 on x86-64 and AArch64: above is room for the owner's slot.
+  static constexpr int address_bits = 48;
+  static constexpr int slot_bits = 16;
   // A thread that was preempted in lock() may store into its flag long after it lost the lock, so no
-  // other thread gets the same one. When all are given away, nobody new becomes the owner.
-  static constexpr std::uint32_t slots = 8;
-  static constexpr std::uintptr_t slot_mask = slots - 1;
+  // two threads have the same one. Threads beyond this many never own the lock.
+  static constexpr std::size_t slots = 32;
+  // How many sections in a row make an owner, at first and at most: the saving of some thousand
+  // pays for a barrier.
+  static constexpr std::uint32_t first_streak = 64, longest_streak = 8192;
 
-  // A number that no other living thread has, a multiple of 8.
+  // A number that no other living thread has.
   static std::uintptr_t this_thread() noexcept {
 #if __has_builtin(__builtin_thread_pointer)
     return reinterpret_cast<std::uintptr_t>(__builtin_thread_pointer());
 #else
-    alignas(slots) static thread_local char here;
+    static thread_local char here;
     return reinterpret_cast<std::uintptr_t>(&here);
 #endif
   }
   [[gnu::noinline]] void lock_shared(std::uintptr_t me) noexcept;
+  void give_to(std::uintptr_t thread) noexcept;
 
-  std::atomic<std::uintptr_t> owner_{0};           // the thread, and in the low bits its slot
+  std::atomic<std::uintptr_t> owner_{0};           // the thread, and above it its slot
   std::array<std::atomic<bool>, slots> inside_{};  // each written by its slot's thread alone
   // What follows is guarded by the lock itself.
-  bool shared_ = false;     // it is held through lock_
-  std::uint8_t slot_ = 0;   // of the last owner
-  std::uint8_t given_ = 0;  // slots given away
+  bool shared_ = false;    // it is held through lock_
+  std::uint8_t slot_ = 0;  // of the last owner
   SpinLock lock_;
   std::uint32_t streak_ = 0;  // sections of `last_` since another had one
   std::uint32_t streak_needed_ = first_streak;
   std::uintptr_t last_ = 0;
-  std::uintptr_t favourite_ = 0;  // whose slot_ is
+  std::array<std::uintptr_t, slots> threads_{};  // by slot
 };
 
 using BiasedGuard = std::lock_guard<BiasedLock>;

@@ -130,7 +130,8 @@ void Mover::publish(Index index, u64 value, u64 before) {
   if (value >> 32 == before >> 32) {
     const Status status =
         driver_->stream_write_value(device_, stream_, target, static_cast<u32>(value));
-    if (status != Status::not_supported) {
+    // CUDA writes no values into memory of a pool, and calls that an invalid value.
+    if (status != Status::not_supported && status != Status::invalid_value) {
       check(status, "cuStreamWriteValue32");
       return;
     }
