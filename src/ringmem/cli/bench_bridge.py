@@ -135,16 +135,18 @@ def _to_device(
     ring = bridge.device_input
     count = len(messages)
 
-    def flush() -> None:
-        bridge.flush_to_device()
-        if isinstance(bridge.strategy, Async):
-            bridge._stream.synchronize()
+    flush, wait = bridge.flush_to_device, bridge._stream.synchronize
 
+    def flush_and_wait() -> None:
+        flush()
+        wait()
+
+    timed = flush_and_wait if isinstance(bridge.strategy, Async) else flush
     seconds = []
     for turn in range(repeat):
         _store(ring.header_ptr + HEAD, turn * count)  # the device took everything
         bridge.send(messages)
-        seconds.append((_seconds(flush), raw.to_device_s()))
+        seconds.append((_seconds(timed), raw.to_device_s()))
     image = np.empty(HEADER + count * LINE, np.uint8)
     device, stream = bridge.device, bridge._stream
     address = image.ctypes.data + HEADER
