@@ -125,6 +125,12 @@ BROKEN = {
     ),
     "no barrier": ("lock.pml", "empty(buffer[0]); empty(buffer[1]); empty(buffer[2]);", "skip;"),
     "entered beside the owner": ("lock.pml", "     !inside[slot]\n", "     skip\n"),
+    "no second look": ("lock.pml", "        :: owner == seen\n", "        :: true\n"),
+    "barrier before the owner is none": (
+        "lock.pml",
+        "     owner = NOBODY;\n     empty(buffer[0]); empty(buffer[1]); empty(buffer[2]);\n",
+        "     empty(buffer[0]); empty(buffer[1]); empty(buffer[2]);\n     owner = NOBODY;\n",
+    ),
     "owners that share a slot": ("lock.pml", "slot = 1; owner = OWNER(me, 1)", "slot = 0; owner = OWNER(me, 0)"),
     "shared before the owner is out": (
         "lock.pml",

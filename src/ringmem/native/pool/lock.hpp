@@ -1,5 +1,5 @@
-// Locks for sections of some tens of nanoseconds in which no driver call is made. Their owner may be
-// preempted, so a waiter yields after a short spin.
+// Locks for sections of some tens of nanoseconds. Their owner may be preempted, so a waiter yields
+// after a short spin. No section takes one of them twice, nor runs Python.
 #pragma once
 
 #include <array>
@@ -45,16 +45,16 @@ using SpinGuard = std::lock_guard<SpinLock>;
 // it is none any more, or the other sees it inside and waits. A streak of sections of one thread
 // makes it the owner; after every loss it takes a longer one.
 // Where the kernel has no membarrier it is a spin lock. Its protocol: tests/model/lock.pml.
-class BiasedLock {
+class alignas(64) BiasedLock {
  public:
   void lock() noexcept {
     const std::uintptr_t me = this_thread();
     const std::uintptr_t owner = owner_.load(std::memory_order_relaxed);
     if (const std::uintptr_t slot = owner ^ me; slot << slot_bits == 0) [[likely]] {
       std::atomic<bool>& inside = inside_[slot >> address_bits];
-      inside.store(true, order);
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-      if (owner_.load(order) == owner) [[likely]] return;
+      inside.store(true, std::memory_order_relaxed);
+      std::atomic_signal_fence(std::memory_order_seq_cst);  // the other fence is membarrier's
+      if (owner_.load(std::memory_order_relaxed) == owner) [[likely]] return;
       inside.store(false, std::memory_order_release);
     }
     lock_shared(me);
@@ -64,17 +64,15 @@ class BiasedLock {
     shared_ = false;
     lock_.unlock();
   }
+  // Asks the kernel for its barriers, once in a process: before the first lock that may be owned,
+  // and with none held, for where there are other threads it takes up to 20 ms.
+  static void prepare() noexcept;
   // Whether a thread owns it now. For tests.
   bool owned() const noexcept { return owner_.load(std::memory_order_relaxed) != 0; }
 
  private:
-  // ThreadSanitizer knows nothing of membarrier.
-#if defined(__SANITIZE_THREAD__)
-  static constexpr auto order = std::memory_order_seq_cst;
-#else
-  static constexpr auto order = std::memory_order_relaxed;
-#endif
-  // User space ends below 2^48 on x86-64 and AArch64: above is room for the owner's slot.
+  // User space ends below 2^48 on x86-64 and AArch64, unless a mapping asks for more: above is room
+  // for the owner's slot.
   static constexpr int address_bits = 48;
   static constexpr int slot_bits = 16;
   // A thread that was preempted in lock() may store into its flag long after it lost the lock, so no

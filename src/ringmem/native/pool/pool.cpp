@@ -26,7 +26,7 @@ Pool::Pool(DriverRef driver, int device, PoolOptions options)
     : driver_(std::move(driver)),
       device_(device),
       options_(std::move(options)),
-      generation_((watch_forks(), fork_generation.load())),
+      generation_((watch_forks(), BiasedLock::prepare(), fork_generation.load())),
       gate_(generation_),
       threshold_(options_.release_threshold),
       streams_(*driver_, device),
