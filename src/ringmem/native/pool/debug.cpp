@@ -48,6 +48,7 @@ DebugAllocator::DebugAllocator(Pool& pool)
     : pool_(pool), driver_(*pool.driver()), findings_(std::make_shared<Findings>()) {}
 
 DebugAllocator::~DebugAllocator() {
+  if (pool_.foreign()) return;  // the driver's threads, and its memory, are the parent's
   for (const auto& check : checks_) {
     while (check->busy.load(std::memory_order_acquire)) std::this_thread::yield();
     if (check->zones) (void)driver_.host_free(pool_.device(), check->zones);

@@ -285,14 +285,13 @@ std::size_t Pages::give_up(const std::vector<std::uint32_t>& handles) {
   std::size_t given_up = 0;
   for (const std::uint32_t index : handles) {
     const Backing::Handle handle = backing_.handle(index);
-    heap_.lock.lock();
+    std::unique_lock guard(heap_.lock);
     Node* home = heap_.covering(handle.at);
     if (!home || !home->is(NodeState::free) || home->end() < handle.at + handle.nbytes) {
-      heap_.lock.unlock();  // somebody has allocated it meanwhile
-      continue;
+      continue;  // somebody has allocated it meanwhile
     }
     const Leaving leaving = isolate(index, home);
-    heap_.lock.unlock();
+    guard.unlock();
     if (ok(send_back(leaving))) given_up += handle.nbytes;
   }
   return given_up;
