@@ -131,7 +131,11 @@ BROKEN = {
         "     owner = NOBODY;\n     empty(buffer[0]); empty(buffer[1]); empty(buffer[2]);\n",
         "     empty(buffer[0]); empty(buffer[1]); empty(buffer[2]);\n     owner = NOBODY;\n",
     ),
-    "owners that share a slot": ("lock.pml", "slot = 1; owner = OWNER(me, 1)", "slot = 0; owner = OWNER(me, 0)"),
+    "owners that share a slot": (
+        "lock.pml",
+        "slot = 1; owner = OWNER(me, 1)",
+        "slot = 0; owner = OWNER(me, 0)",
+    ),
     "shared before the owner is out": (
         "lock.pml",
         "     owner = NOBODY;\n",

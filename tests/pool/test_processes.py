@@ -1,6 +1,7 @@
 """Forks, threads, and the end of the interpreter."""
 
 import os
+import signal
 import random
 import subprocess
 import sys
@@ -33,6 +34,48 @@ def test_a_forked_child_cannot_use_the_pool_and_harms_nothing(device, make):
     assert os.waitpid(child, 0)[1] == 0
     block.close()
     pool.allocate(MIB).close()
+    pool.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_may_look_whatever_the_parents_threads_hold(device):
+    """They allocate meanwhile: a lock may be held for ever in the child."""
+    pool = Pool(device)
+    stop = threading.Event()
+    held = pool.allocate(MIB)
+
+    def churn(stream):
+        while not stop.is_set():
+            pool.allocate(3 * MIB, stream).close()
+            pool.allocate(100, stream).close()
+
+    threads = [threading.Thread(target=churn, args=(device.create_stream(),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                code = 1
+                try:
+                    assert "Pool" in repr(pool)
+                    assert pool.statistics().live == 0
+                    assert pool.live_blocks() == []
+                    pool.reset_peaks()
+                    try:
+                        pool.deallocate(held.ptr)
+                    except ringmem.NotInitializedError:
+                        code = 0
+                except BaseException:
+                    code = 2
+                os._exit(code)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    held.close()
     pool.close()
 
 

@@ -40,11 +40,15 @@ Allocator& Pool::front() noexcept {
   return debug_ ? static_cast<Allocator&>(*debug_) : *this;
 }
 
-void Pool::check_open() const {
+void Pool::check_process(const char* operation) const {
   if (foreign()) {
-    throw DriverError(Status::not_initialized, "Pool.allocate",
+    throw DriverError(Status::not_initialized, operation,
                       "the pool belongs to the parent process of a fork");
   }
+}
+
+void Pool::check_open() const {
+  check_process("Pool.allocate");
   if (closed()) throw Closed("the pool is closed");
 }
 
@@ -260,6 +264,7 @@ void Pool::give_back(Node* node, Tag tag) noexcept {
 }
 
 Status Pool::record_stream(Block& block, StreamHandle stream) {
+  if (foreign()) return Status::not_initialized;
   if (!block.record) return Status::illegal_state;
   const int slot = streams_.slot_of(stream);
   const std::uint64_t mask = std::uint64_t{1} << slot;
@@ -287,6 +292,7 @@ Status Pool::record_stream(Block& block, StreamHandle stream) {
 }
 
 bool Pool::find(DevicePtr real, Block* block) {
+  check_process("Pool.deallocate");
   DevicePtr ptr = real;
   if (chunked()) {
     const std::lock_guard growing(pages_.mutex());

@@ -91,6 +91,7 @@ class Pool final : public Allocator {
   bool foreign() const noexcept {
     return generation_ != pool::fork_generation.load(std::memory_order_relaxed);
   }
+  // In a fork child this and the figures are empty: the parent's threads may hold the locks.
   std::vector<LiveBlock> live_blocks(std::size_t most = unlimited) const;
 
   PoolStatistics statistics() const;
@@ -147,6 +148,7 @@ class Pool final : public Allocator {
     }
   }
   [[gnu::noinline]] void trim_after_free() noexcept;
+  void check_process(const char* operation) const;
   void check_open() const;
 
   // pool_small.cpp
@@ -178,6 +180,8 @@ class Pool final : public Allocator {
   [[noreturn]] void out_of_memory(const Want& want, Status status, const char* operation);
 
   // pool_admin.cpp
+  template <class Visit>
+  void visit_shards(Visit visit) const;
   std::size_t live_count() const noexcept;
   std::size_t live_bytes() const noexcept;
   void check_limit(std::size_t nbytes);

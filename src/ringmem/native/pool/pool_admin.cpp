@@ -82,34 +82,40 @@ void Pool::remove_callback(int id) {
 
 // --- figures -------------------------------------------------------------------------------------
 
+// Visits, under its lock, every shard that a stream may have used.
+template <class Visit>
+void Pool::visit_shards(Visit visit) const {
+  const auto look = [&](int slot) {
+    const Shard& shard = shards_[static_cast<std::size_t>(slot)];
+    const BiasedGuard guard(shard.lock);
+    visit(shard);
+  };
+  for (int slot = 0; slot < streams_.active(); ++slot) look(slot);
+  look(StreamOrder::shared_slot);
+}
+
 std::size_t Pool::live_count() const noexcept {
   std::uint64_t live = 0;
-  for (const Shard& shard : shards_) {
-    const BiasedGuard guard(shard.lock);
-    live += shard.allocations - shard.frees;
-  }
+  visit_shards([&](const Shard& shard) { live += shard.allocations - shard.frees; });
   return live;
 }
 
 std::size_t Pool::live_bytes() const noexcept {
   std::int64_t live = 0;
-  for (const Shard& shard : shards_) {
-    const BiasedGuard guard(shard.lock);
-    live += shard.allocated.live;
-  }
+  visit_shards([&](const Shard& shard) { live += shard.allocated.live; });
   return static_cast<std::size_t>(live);
 }
 
 PoolStatistics Pool::statistics() const {
   PoolStatistics s;
+  if (foreign()) return s;
   int used = 0;
   std::int64_t requested = 0;
   std::int64_t allocated = 0;
   std::int64_t peak_requested = 0;
   std::int64_t peak_allocated = 0;
   std::uint64_t binned = 0;
-  for (const Shard& shard : shards_) {
-    const BiasedGuard guard(shard.lock);
+  visit_shards([&](const Shard& shard) {
     used += shard.allocations != 0;
     requested += shard.requested.live;
     allocated += shard.allocated.live;
@@ -118,7 +124,7 @@ PoolStatistics Pool::statistics() const {
     s.allocations += shard.allocations;
     s.frees += shard.frees;
     binned += shard.binned;
-  }
+  });
   if (used > 1) {
     peak_requested = std::min(peak_requested, levels_.peak_requested.load(relaxed));
     peak_allocated = std::min(peak_allocated, levels_.peak_allocated.load(relaxed));
@@ -155,6 +161,7 @@ PoolStatistics Pool::statistics() const {
 }
 
 void Pool::reset_peaks() {
+  if (foreign()) return;
   for (Shard& shard : shards_) {
     const BiasedGuard guard(shard.lock);
     shard.settle(levels_);
@@ -168,26 +175,27 @@ void Pool::reset_peaks() {
 
 std::vector<Pool::LiveBlock> Pool::live_blocks(std::size_t most) const {
   std::vector<LiveBlock> blocks;
-  for (const Shard& shard : shards_) shard.lock.lock();
-  {
-    const BiasedGuard guard(heap_.lock);
-    for (const Space* space : {&heap_.medium, &heap_.large}) {
-      for (Node* node = space->first(); node && blocks.size() < most; node = node->next) {
-        if (node->is(NodeState::live)) blocks.push_back({address(node), node->requested});
-        if (!node->is(NodeState::span)) continue;
-        Span* span = node->blocks;
-        for (std::uint32_t i = 0; i < span->count && blocks.size() < most; ++i) {
-          if (span->blocks()[i].state() != SmallState::live) continue;
-          blocks.push_back({span->ptr_of(i), span->requested(i)});
-        }
+  if (foreign()) return blocks;
+  // All shards at once, so that what is seen is of one moment.
+  std::array<std::unique_lock<BiasedLock>, StreamOrder::slots> guards;
+  for (std::size_t i = 0; i < guards.size(); ++i) guards[i] = std::unique_lock(shards_[i].lock);
+  const BiasedGuard guard(heap_.lock);
+  for (const Space* space : {&heap_.medium, &heap_.large}) {
+    for (Node* node = space->first(); node && blocks.size() < most; node = node->next) {
+      if (node->is(NodeState::live)) blocks.push_back({address(node), node->requested});
+      if (!node->is(NodeState::span)) continue;
+      Span* span = node->blocks;
+      for (std::uint32_t i = 0; i < span->count && blocks.size() < most; ++i) {
+        if (span->blocks()[i].state() != SmallState::live) continue;
+        blocks.push_back({span->ptr_of(i), span->requested(i)});
       }
     }
   }
-  for (const Shard& shard : shards_) shard.lock.unlock();
   return blocks;
 }
 
 std::string Pool::inconsistency() const {
+  if (foreign()) return {};
   const BiasedGuard guard(heap_.lock);
   for (const Space* space : {&heap_.medium, &heap_.large}) {
     if (const char* wrong = space->inconsistency()) return wrong;
