@@ -131,9 +131,9 @@ class GrowableBuffer(Closing):
         nbytes = length * self._row_nbytes
         if self._core.resize_in_place(nbytes):
             return
-        # A growth frees nothing, so it needs no streams.
-        shrinks = nbytes < self._core.nbytes
-        self._core.resize(nbytes, self._ledger.plain(streams) if shrinks else [])
+        # A growth frees nothing, so it needs no streams; but what is one now may be none any more
+        # once another thread has grown the buffer further.
+        self._core.resize(nbytes, self._ledger.plain(streams))
 
     def reserve_ahead(self, nbytes: int | str) -> None:
         """Keep up to `nbytes` (or ``"64 MiB"``) mapped beyond the size.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ringmem.buffers import DeviceBuffer
@@ -157,7 +158,9 @@ class MappedRange:
         self._core = core
         self._range = addresses
         self._physical = physical
+        self._lock = threading.RLock()  # over what follows; the collector may come in between
         self._views = 0
+        self._leaving = 0  # calls of unmap() under way
 
     def set_access(self, access: AccessMap) -> None:
         """Change who may access the memory here, in one driver call.
@@ -198,14 +201,19 @@ class MappedRange:
         DriverError
             The driver failed; the memory is still mapped, and a second call tries again.
         """
-        if self._views:
-            raise InvalidValueError(
-                f"{self._views} views of the mapping are alive: drop them first"
-            )
-        if self.closed:
-            return
-        plain, events = plain_work(streams, self._range.device)
-        self._core.unmap(plain, events)
+        with self._lock:
+            if self._views:
+                raise InvalidValueError(
+                    f"{self._views} views of the mapping are alive: drop them first"
+                )
+            self._leaving += 1
+        try:
+            if not self.closed:
+                plain, events = plain_work(streams, self._range.device)
+                self._core.unmap(plain, events)
+        finally:
+            with self._lock:
+                self._leaving -= 1
 
     def view(
         self, shape: int | tuple[int, ...] | None = None, dtype: npt.DTypeLike = "uint8"
@@ -268,10 +276,14 @@ class _Hold:
 
     def __init__(self, mapping: MappedRange) -> None:
         self._mapping: Any = None
-        mapping._core.ptr  # noqa: B018 - raises ClosedError
-        mapping._views += 1
+        with mapping._lock:
+            mapping._core.ptr  # noqa: B018 - raises ClosedError
+            if mapping._leaving:
+                raise InvalidValueError(f"{mapping!r} is being unmapped: no view of it any more")
+            mapping._views += 1
         self._mapping = mapping
 
     def __del__(self) -> None:
         if self._mapping is not None:
-            self._mapping._views -= 1
+            with self._mapping._lock:
+                self._mapping._views -= 1
