@@ -341,11 +341,12 @@ def devices(platform: str | None = None) -> list[Device]:
     if platform is not None and platform not in platforms.PLATFORMS:
         raise InvalidDeviceError(f"platform is {platform!r}: give 'cuda' or 'cpu', or None for all")
     names = platforms.PLATFORMS if platform is None else (platform,)
-    return [
-        platforms.device_of(platforms.driver_of(name), ordinal)
-        for name in names
-        for ordinal in range(platforms.device_count(name))
-    ]
+    found = []
+    for name in names:
+        driver = platforms.driver_of(name)  # asked once: a simulation may begin or end meanwhile
+        count = platforms.count_of(driver)
+        found += [platforms.device_of(driver, ordinal) for ordinal in range(count)]
+    return found
 
 
 def default_device() -> Device:

@@ -74,8 +74,13 @@ def is_replaced(platform: str) -> bool:
 
 def device_count(platform: str) -> int:
     """Return the number of devices; 0 where the platform has no driver."""
+    return count_of(driver_of(platform))
+
+
+def count_of(driver: _native.Driver) -> int:
+    """Return the number of devices of a driver; 0 where it cannot be used."""
     try:
-        return driver_of(platform).device_count()
+        return driver.device_count()
     except NotInitializedError:
         return 0
 

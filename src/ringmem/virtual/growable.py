@@ -13,7 +13,7 @@ from ringmem.device import Device
 from ringmem.device.sizes import parse_nbytes
 from ringmem.native import _native
 from ringmem.native.closing import Closing
-from ringmem.native.errors import InvalidValueError, NotSupportedError
+from ringmem.native.errors import ClosedError, InvalidValueError, NotSupportedError
 from ringmem.virtual.ledger import StreamLedger
 from ringmem.virtual.locations import AccessMap, checked_nbytes, plain_grants
 from ringmem.virtual.sharing import ShareAccess, Ticket, make_ticket
@@ -186,10 +186,14 @@ class GrowableBuffer(Closing):
         ------
         InvalidValueError
             `length` is more than the buffer has.
+        ClosedError
+            The buffer is closed.
         """
         have = len(self)
         length = have if length is None else length
         if not 0 <= length <= have:
+            if self.closed:
+                raise ClosedError("the buffer is closed")
             raise InvalidValueError(f"length is {length}: the buffer has {have} rows")
         nbytes = length * self._row_nbytes
         hold = _Pin(self, nbytes)

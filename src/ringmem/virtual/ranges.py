@@ -9,7 +9,7 @@ from ringmem.buffers import DeviceBuffer
 from ringmem.device import Device
 from ringmem.native import _native
 from ringmem.native.closing import Closing
-from ringmem.native.errors import InvalidValueError
+from ringmem.native.errors import ClosedError, InvalidValueError
 from ringmem.virtual.locations import (
     Access,
     AccessMap,
@@ -140,7 +140,10 @@ class AddressRange(Closing):
         self._core.close()
 
     def __repr__(self) -> str:
-        at = "closed" if self.closed else f"at {self.ptr:#x}"
+        try:
+            at = f"at {self.ptr:#x}"
+        except ClosedError:
+            at = "closed"
         return f"<AddressRange {self.nbytes} bytes of {self._device.name}, {at}>"
 
 
@@ -267,7 +270,10 @@ class MappedRange:
         return self._core.closed
 
     def __repr__(self) -> str:
-        at = "unmapped" if self.closed else f"at {self.ptr:#x}"
+        try:
+            at = f"at {self.ptr:#x}"
+        except ClosedError:
+            at = "unmapped"
         return f"<MappedRange {self.nbytes} bytes of {self._range.device.name}, {at}>"
 
 
