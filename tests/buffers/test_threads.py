@@ -136,7 +136,7 @@ def test_a_buffer_is_used_in_every_way_while_it_is_closed(faulty, live_objects, 
                 with contextlib.suppress(ringmem.InvalidValueError):  # in use just then
                     target.close()
 
-        def look(target=target):
+        def look(target=target, owner=owner):
             for _ in range(8):
                 assert (target.nbytes, target.shape) in ((4000, (1000,)), (3600, (900,)))
                 assert target.is_view in ((True, False) if view else (False,))
@@ -167,7 +167,7 @@ def test_a_buffer_is_used_in_every_way_while_it_is_closed(faulty, live_objects, 
         assert (owner.closed, target.closed) == (True, True)
     assert (copies.to_numpy() == 7).all()
     copies.close()
-    del owner, target, close, look, slices, exports, copies_out
+    owner = target = close = look = slices = exports = copies_out = None
     assert set(live_objects(faulty)) <= {"pool", "stream", "event"}  # which the device keeps
 
 

@@ -125,7 +125,11 @@ BROKEN = {
     ),
     "no barrier": ("lock.pml", "empty(buffer[0]); empty(buffer[1]); empty(buffer[2]);", "skip;"),
     "entered beside the owner": ("lock.pml", "     !inside[slot]\n", "     skip\n"),
-    "owners that share a slot": ("lock.pml", "slot = 1; owner = OWNER(me, 1)", "slot = 0; owner = OWNER(me, 0)"),
+    "owners that share a slot": (
+        "lock.pml",
+        "slot = 1; owner = OWNER(me, 1)",
+        "slot = 0; owner = OWNER(me, 0)",
+    ),
     "shared before the owner is out": (
         "lock.pml",
         "     owner = NOBODY;\n",

@@ -4,6 +4,7 @@ import contextlib
 
 import numpy as np
 import pytest
+
 import ringmem
 from ringmem import residency
 from ringmem.native.errors import InvalidValueError
@@ -70,5 +71,5 @@ def test_content_is_read_while_the_tag_naps_or_refused(device, hammer):
         tag.wake()
     assert hammer.repeat(read, read, read, seconds=0.2) == []
     assert set(seen) == {9}
-    del buffer
+    buffer.close()
     tag.close()

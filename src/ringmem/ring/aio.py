@@ -158,7 +158,7 @@ class AsyncKernel:
         """Called by the native caller in a loop that it does not know yet."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            if self.pending and self._loop is not None and not self._loop.is_closed():
+            if self._loop is not None and not self._loop.is_closed() and not self._caller.let_go():
                 raise RingmemError(
                     "calls wait in another event loop; the kernel serves one at a time"
                 )

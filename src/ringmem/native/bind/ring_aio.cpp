@@ -266,7 +266,7 @@ PyObject* vectorcall(PyObject* object, PyObject* const* args, std::size_t flags,
     const nb::object loop = require_loop(caller);
     if (!caller.checking) {
       caller.check();
-      caller.checking = true;
+      caller.checking = caller.loop == loop.ptr();
     }
     Records slow;
     const std::byte* record = record_of(channel.ends, args[0], &slow);
@@ -310,6 +310,16 @@ PyObject* attach(PyObject* object, PyObject* args) {
     return nullptr;
   }
   Py_RETURN_NONE;
+}
+
+// let_go(): leaves its loop if nobody waits there; else False.
+PyObject* let_go(PyObject* object, PyObject*) {
+  const nb::ft_object_guard alone(object);
+  AsyncCaller& caller = caller_of(object);
+  bool busy = caller.draining;  // in the thread of that loop: what is pending now is no end of it
+  for (const auto& channel : caller.channels) busy |= !channel->pending.empty();
+  if (!busy) Py_CLEAR(caller.loop);
+  return PyBool_FromLong(!busy);
 }
 
 PyObject* pending(PyObject* object, PyObject*) {
@@ -359,6 +369,7 @@ void dealloc(PyObject* object) {
 
 PyMethodDef methods[] = {
     {"attach", attach, METH_VARARGS, "attach(loop, fd)\n--\n\nWait in this event loop from now on."},
+    {"let_go", let_go, METH_NOARGS, "let_go()\n--\n\nLeave the loop, unless calls wait there."},
     {"drain", drain, METH_NOARGS, "drain()\n--\n\nComplete the calls whose replies are there."},
     {"pending", pending, METH_NOARGS, "pending()\n--\n\nCalls that wait."},
     {"checked", checked, METH_O, "checked(on)\n--\n\nWhether somebody looks for failures."},

@@ -251,6 +251,10 @@ PyObject* cancelled(PyObject* object, PyObject*) {
   const nb::ft_object_guard alone(object);
   return PyBool_FromLong(self_of(object)->cancelled);
 }
+// What gather() asks a cancelled future for.
+PyObject* make_cancelled_error(PyObject*, PyObject*) {
+  return PyObject_CallNoArgs(cancelled_error.load());
+}
 PyObject* get_loop(PyObject* object, PyObject*) { return Py_NewRef(self_of(object)->loop); }
 
 PyObject* get_blocking(PyObject* object, void*) {
@@ -265,6 +269,8 @@ int set_blocking(PyObject* object, PyObject* value, void*) {
   return 0;
 }
 
+PyObject* no_message(PyObject*, void*) { Py_RETURN_NONE; }  // cancel() keeps none
+
 template <class Function>
 PyCFunction method(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
@@ -276,6 +282,7 @@ PyMethodDef methods[] = {
     {"cancel", method(cancel), METH_VARARGS | METH_KEYWORDS,
      "cancel()\n--\n\nGive up waiting; the reply is dropped when it comes."},
     {"cancelled", cancelled, METH_NOARGS, nullptr},
+    {"_make_cancelled_error", make_cancelled_error, METH_NOARGS, nullptr},
     {"done", done, METH_NOARGS, nullptr},
     {"result", result, METH_NOARGS, nullptr},
     {"exception", exception, METH_NOARGS, nullptr},
@@ -288,6 +295,7 @@ PyMethodDef methods[] = {
 
 PyGetSetDef properties[] = {
     {"_asyncio_future_blocking", get_blocking, set_blocking, nullptr, nullptr},
+    {"_cancel_message", no_message, nullptr, nullptr, nullptr},  // gather() asks for it
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
