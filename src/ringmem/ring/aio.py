@@ -182,9 +182,10 @@ class AsyncKernel:
     def _check(self) -> None:
         """Raise what ended the kernel, or look again from time to time while calls wait."""
         self.kernel._check_waiting()
+        loop = asyncio._get_running_loop()
         with self._lock:
-            if self._timer is None and self._loop is asyncio._get_running_loop():
-                self._timer = self._loop.call_later(_CHECK_S, self._tick)
+            if self._timer is None and loop is not None and loop is self._loop:
+                self._timer = loop.call_later(_CHECK_S, self._tick)
 
     def _tick(self) -> None:
         with self._lock:
