@@ -2,6 +2,9 @@
 
 import functools
 import importlib.util
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -102,3 +105,61 @@ def _kernels_module():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+class Hammer:
+    """Threads that start together and do their work again and again; made by the fixture."""
+
+    seconds = 0.7  # how long work is repeated
+    patience_s = 60  # a thread that has not come back by then hangs
+
+    def together(self, *works):
+        """Do each work once, in a thread of its own, from one barrier on. Returns the failures."""
+        return self._run([lambda barrier, work=work: (barrier.wait(), work()) for work in works])
+
+    def repeat(self, *works, seconds=None):
+        """Do each ``work(round)`` again and again, in a thread of its own. Returns the failures.
+
+        The first failure ends all of them.
+        """
+        over = threading.Event()
+        length = self.seconds if seconds is None else seconds
+
+        def body(barrier, work):
+            barrier.wait()
+            end, number = time.monotonic() + length, 0
+            try:
+                while time.monotonic() < end and not over.is_set():
+                    work(number)
+                    number += 1
+            except BaseException:
+                over.set()
+                raise
+
+        return self._run([lambda barrier, work=work: body(barrier, work) for work in works])
+
+    def _run(self, bodies):
+        barrier, failures = threading.Barrier(len(bodies)), []
+
+        def guarded(body):
+            try:
+                body(barrier)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=guarded, args=(b,), daemon=True) for b in bodies]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(self.patience_s)
+        assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+        return failures
+
+
+@pytest.fixture
+def hammer():
+    """A :class:`Hammer`; with a GIL it changes hands 500 times as often as usual meanwhile."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield Hammer()
+    sys.setswitchinterval(before)

@@ -1,7 +1,12 @@
-"""Objects of dead buffers serve the next ones, and nobody can tell."""
+"""Objects of dead buffers serve the next ones, and nobody can tell.
+
+Only under a GIL: a free-threaded Python makes each object anew. What these tests demand holds there
+too, but for the one that looks at an object served twice.
+"""
 
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import weakref
 
@@ -12,6 +17,7 @@ from ringmem.native import _native
 from ringmem.native.errors import DriverError, OutOfMemoryError
 
 MANY = 500  # more than are kept
+RECYCLES = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def run(script):
@@ -35,6 +41,7 @@ def test_a_weak_reference_dies_with_its_buffer_and_does_not_see_the_next(device)
     assert all(weakref.getweakrefcount(buffer) == 0 for buffer in following)
 
 
+@pytest.mark.skipif(not RECYCLES, reason="objects are recycled only under a GIL")
 def test_nothing_of_a_dead_buffer_shows_in_the_next(device):
     stream = device.create_stream()
     old = ringmem.DeviceBuffer((2, 3, 4, 5, 6), "f8", device=device, stream=stream)
@@ -122,7 +129,8 @@ def test_a_subclass_keeps_its_own_objects(device):
         buffer = Named(name, 64, device=device)
         address = id(buffer)
         del buffer
-        assert id(ringmem.DeviceBuffer(64, device=device)) != address
+        # Without recycling the interpreter's allocator may well give the address to the next.
+        assert id(ringmem.DeviceBuffer(64, device=device)) != address or not RECYCLES
     assert finalized == ["first", "second"]
 
 

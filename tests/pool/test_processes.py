@@ -1,8 +1,8 @@
 """Forks, threads, and the end of the interpreter."""
 
 import os
-import signal
 import random
+import signal
 import subprocess
 import sys
 import threading

@@ -39,6 +39,20 @@ def test_await_kernel_call() -> None:
     assert asyncio.run(main()) == [i * 3 + 1 for i in range(20)]
 
 
+def test_a_cancelled_reply_ends_its_gather() -> None:
+    async def main() -> list[object]:
+        async with native_echo() as kernel:
+            replies = [kernel.call(message(i)) for i in range(3)]
+            replies[1].cancel()
+            found = await asyncio.wait_for(asyncio.gather(*replies, return_exceptions=True), 10)
+            return [found[0] if isinstance(found[0], Exception) else first(found[0]), *found[1:]]
+
+    found = asyncio.run(main())
+    assert found[0] == 1
+    assert isinstance(found[1], asyncio.CancelledError)
+    assert first(found[2]) == 7
+
+
 def test_a_thousand_tasks_get_their_own_replies() -> None:
     async def one(kernel: object, number: int) -> bool:
         for i in range(10):

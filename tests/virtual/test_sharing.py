@@ -288,7 +288,7 @@ print("done", shared.closed)
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_another_process_attaches(folder, tmp_path):
+def test_another_process_attaches(folder, tmp_path_factory):
     # A process of its own also as owner: the socket's kind is settled once a process.
     owner = """
 import os, pickle, subprocess, sys
@@ -306,7 +306,8 @@ print(child.stdout.decode())
 """
     environment = dict(os.environ)
     if folder:
-        environment["RINGMEM_SOCKET_DIR"] = str(tmp_path)
+        # A short name: the path of a socket has room for 107 bytes.
+        environment["RINGMEM_SOCKET_DIR"] = str(tmp_path_factory.mktemp("s"))
     result = subprocess.run(
         [sys.executable, "-c", owner, CHILD],
         capture_output=True,

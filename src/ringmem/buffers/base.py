@@ -14,7 +14,7 @@ from ringmem.buffers.kinds import Kind
 from ringmem.device import Stream
 from ringmem.device.sizes import format_nbytes
 from ringmem.native import _native
-from ringmem.native.errors import InvalidValueError, NotSupportedError
+from ringmem.native.errors import ClosedError, InvalidValueError, NotSupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,9 +182,10 @@ class Buffer(_native.BufferBase):
 
     def __repr__(self) -> str:
         text = f"{type(self).__name__} {self.shape} {self.dtype} on {self.device.name}"
-        if self.closed:
+        try:
+            text += f", {format_nbytes(self.nbytes)} at {self.ptr:#x}"
+        except ClosedError:
             return f"<{text}, closed>"
-        text += f", {format_nbytes(self.nbytes)} at {self.ptr:#x}"
         if self.is_view:
             return f"<{text}, view>"
         if _native.buffer_owner(self) is not None:

@@ -161,12 +161,17 @@ class UnifiedBuffer(Buffer):
             self._hand_to_device(order)
 
     def _hand_to_host(self, order: int) -> None:
-        if _native.buffer_host_only(self):
+        # Set first, so that of two threads only one hands the memory over, and no work of the
+        # device begins meanwhile.
+        if _native.buffer_set_host_only(self, True):
             raise InvalidValueError(f"{self!r} is inside host() already: leave that first")
         try:
             self._attach("host", order)
             self.device.driver.stream_synchronize(self.device.ordinal, order)
-        except DriverError as error:
+        except BaseException as error:
+            _native.buffer_set_host_only(self, False)
+            if not isinstance(error, DriverError):
+                raise
             raise NotSupportedError(
                 f"{self.device.name} has no concurrent managed access and did not hand the memory "
                 f"to the host ({error}): the host would fault; use to_numpy()",
@@ -174,7 +179,6 @@ class UnifiedBuffer(Buffer):
                 code=error.code,
                 name=error.name,
             ) from error
-        _native.buffer_set_host_only(self, True)
 
     def _hand_to_device(self, order: int) -> None:
         self._attach("global", order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from functools import cached_property
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from ringmem.device.visibility import VisibilityDecision
 
 __all__ = ["Device", "MemoryInfo", "default_device", "devices"]
+
+# Guards the making of default streams, so that a device has one. The collector may come in between
+# and its finalizers may ask again: reentrant.
+_stream_lock = threading.RLock()
 
 
 class MemoryInfo(NamedTuple):
@@ -138,12 +143,17 @@ class Device(_native.DeviceBase):
     @property
     def default_stream(self) -> Stream:
         """Stream: the legacy default stream, handle 0."""
-        stream = self._default_stream() if self._default_stream else None
+        known = self._default_stream
+        stream = known() if known else None
         if stream is None:
-            stream = Stream(self, 0)
-            # Weak: the stream holds the device, and native references are no business of the
-            # garbage collector's.
-            self._default_stream = weakref.ref(stream)
+            with _stream_lock:
+                known = self._default_stream
+                stream = known() if known else None  # another thread may have been first
+                if stream is None:
+                    stream = Stream(self, 0)
+                    # Weak: the stream holds the device, and native references are no business of
+                    # the garbage collector's.
+                    self._default_stream = weakref.ref(stream)
         return stream
 
     def create_stream(self, *, priority: int = 0, non_blocking: bool = True) -> Stream:
@@ -331,11 +341,12 @@ def devices(platform: str | None = None) -> list[Device]:
     if platform is not None and platform not in platforms.PLATFORMS:
         raise InvalidDeviceError(f"platform is {platform!r}: give 'cuda' or 'cpu', or None for all")
     names = platforms.PLATFORMS if platform is None else (platform,)
-    return [
-        platforms.device_of(platforms.driver_of(name), ordinal)
-        for name in names
-        for ordinal in range(platforms.device_count(name))
-    ]
+    found = []
+    for name in names:
+        driver = platforms.driver_of(name)  # asked once: a simulation may begin or end meanwhile
+        count = platforms.count_of(driver)
+        found += [platforms.device_of(driver, ordinal) for ordinal in range(count)]
+    return found
 
 
 def default_device() -> Device:

@@ -106,7 +106,10 @@ class Event(_native.EventBase, Closing):
         return super().elapsed_ms(since)
 
     def close(self) -> None:
-        """Destroy the event. Idempotent; waits that are queued on it stay in force."""
+        """Destroy the event. Idempotent; waits that are queued on it stay in force.
+
+        Call it when no other thread is in a call that uses the event.
+        """
         super().close()
 
     def __repr__(self) -> str:

@@ -23,7 +23,9 @@ __all__ = ["PLATFORMS", "device_count", "devices_of", "driver_of", "replace_driv
 PLATFORMS = ("cuda", "cpu")
 
 _lock = threading.RLock()
-_replaced: dict[str, list[_native.Driver]] = {}
+# What stands in for a platform's driver, the innermost last. Replaced whole, so that whoever reads
+# needs no lock.
+_replaced: dict[str, tuple[_native.Driver, ...]] = {}
 # One Device a device. The key is the driver's identity: a Device keeps its driver alive, so an
 # entry that is there was made for this very driver.
 _cache: weakref.WeakValueDictionary[tuple[int, int], Device] = weakref.WeakValueDictionary()
@@ -56,12 +58,12 @@ def driver_of(platform: str) -> _native.Driver:
 def replace_driver(platform: str, driver: _native.Driver, *, active: bool) -> None:
     """Let `driver` stand in for a platform's own (`active`), or no longer."""
     with _lock:
-        stack = _replaced.setdefault(platform, [])
+        stack = _replaced.get(platform, ())
         if active:
-            stack.append(driver)
+            _replaced[platform] = (*stack, driver)
         elif any(entry is driver for entry in stack):
             index = max(i for i, entry in enumerate(stack) if entry is driver)
-            del stack[index]
+            _replaced[platform] = stack[:index] + stack[index + 1 :]
         _next_generation()
 
 
@@ -72,8 +74,13 @@ def is_replaced(platform: str) -> bool:
 
 def device_count(platform: str) -> int:
     """Return the number of devices; 0 where the platform has no driver."""
+    return count_of(driver_of(platform))
+
+
+def count_of(driver: _native.Driver) -> int:
+    """Return the number of devices of a driver; 0 where it cannot be used."""
     try:
-        return driver_of(platform).device_count()
+        return driver.device_count()
     except NotInitializedError:
         return 0
 

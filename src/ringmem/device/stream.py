@@ -130,6 +130,9 @@ class Stream(_native.StreamBase):
     def close(self) -> None:
         """Destroy the stream if it is an own one. Idempotent; never waits: queued work goes on.
 
+        Call it when no other thread is in a call that uses the stream: a driver need not tell a
+        handle that is gone from one that it has given out again.
+
         Raises
         ------
         DriverError

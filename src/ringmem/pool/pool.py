@@ -118,7 +118,7 @@ class Pool(_native.PoolBase):
         if debug is None:
             debug = os.environ.get("RINGMEM_POOL_DEBUG", "0") not in ("", "0")
         self._callbacks: list[Callback] = []
-        self._lock = threading.Lock()  # over what follows
+        self._lock = threading.RLock()  # over what follows; finalizers may come in between
         self._regions: list[tuple[PoolStatistics, StatisticsRegion]] = []
         self._peaks = dict.fromkeys(PEAKS, 0)
         super().__init__(
@@ -245,8 +245,9 @@ class Pool(_native.PoolBase):
         >>> s.allocations, s.frees, s.peak_requested
         (1, 1, 4096)
         """
-        values = self.native_statistics()
-        values.update({name: max(values[name], self._peaks[name]) for name in PEAKS})
+        with self._lock:  # else peaks could be missed that another thread moves meanwhile
+            values = self.native_statistics()
+            values.update({name: max(values[name], self._peaks[name]) for name in PEAKS})
         return PoolStatistics(**values, _pool=self)
 
     def reset_peaks(self) -> None:

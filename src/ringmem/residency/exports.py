@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringmem.buffers import DeviceBuffer
 from ringmem.native import _native
+from ringmem.native.errors import ClosedError
 
 if TYPE_CHECKING:
     from ringmem.residency.tagged import Tag
@@ -24,8 +25,16 @@ def buffers_of(tag: Tag) -> list[DeviceBuffer]:
     return [
         found
         for found in gc.get_objects()
-        if issubclass(type(found), DeviceBuffer) and not found.closed and start <= found.ptr < stop
+        if issubclass(type(found), DeviceBuffer) and start <= _address(found) < stop
     ]
+
+
+def _address(buffer: DeviceBuffer) -> int:
+    """Return where an open buffer is, else 0: other threads make and close them meanwhile."""
+    try:
+        return buffer.ptr
+    except (ClosedError, TypeError):  # TypeError: not made yet
+        return 0
 
 
 def exports_of(buffers: list[DeviceBuffer]) -> int:

@@ -8,7 +8,9 @@ wake completes everything that is there, each task in place of its turn in the l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -29,7 +31,8 @@ _CHECK_S = 0.1  # how often a waiting loop looks whether the kernel still runs
 class AsyncKernel:
     """The messages of a :class:`RingKernel` for asyncio; ``kernel.aio``, or ``async with kernel``.
 
-    It serves one event loop at a time, in that loop's thread.
+    It serves one event loop at a time, in that loop's thread; a second one is refused while calls
+    wait in the first.
 
     Examples
     --------
@@ -50,6 +53,7 @@ class AsyncKernel:
     def __init__(self, kernel: RingKernel) -> None:
         _native.set_asyncio_errors(asyncio.CancelledError, asyncio.InvalidStateError)
         self.kernel = kernel
+        self._lock = threading.RLock()  # over which loop it is; a finalizer may come in between
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._fd = -1
@@ -153,36 +157,41 @@ class AsyncKernel:
     def _bind(self) -> None:
         """Called by the native caller in a loop that it does not know yet."""
         loop = asyncio.get_running_loop()
-        if self.pending and self._loop is not None and not self._loop.is_closed():
-            raise RingmemError("calls wait in another event loop; the kernel serves one at a time")
-        self.close()
-        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        loop.add_reader(fd, self._caller.drain)
-        self._loop, self._fd = loop, fd
-        self._caller.attach(loop, fd)
+        with self._lock:
+            if self._loop is not None and not self._loop.is_closed() and not self._caller.let_go():
+                raise RingmemError(
+                    "calls wait in another event loop; the kernel serves one at a time"
+                )
+            self.close()
+            fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            loop.add_reader(fd, self._caller.drain)
+            self._loop, self._fd = loop, fd
+            self._caller.attach(loop, fd)
 
     def _unbind(self) -> None:
-        loop, self._loop = self._loop, None
-        fd, self._fd = self._fd, -1
-        timer, self._timer = self._timer, None
-        if loop is None:
-            return
-        self._caller.attach(None, -1)
-        self._caller.checked(False)
-        if timer is not None:
-            timer.cancel()
-        if not loop.is_closed():
-            loop.remove_reader(fd)
-        os.close(fd)
+        with self._lock:
+            loop, self._loop = self._loop, None
+            fd, self._fd = self._fd, -1
+            timer, self._timer = self._timer, None
+            if loop is None:
+                return
+            self._caller.attach(None, -1)
+            self._caller.checked(False)
+        _leave(loop, fd, timer)
 
     def _check(self) -> None:
         """Raise what ended the kernel, or look again from time to time while calls wait."""
         self.kernel._check_waiting()
-        if self._timer is None and self._loop is not None:
-            self._timer = self._loop.call_later(_CHECK_S, self._tick)
+        loop = asyncio._get_running_loop()
+        with self._lock:
+            if self._timer is None and loop is not None and loop is self._loop:
+                self._timer = loop.call_later(_CHECK_S, self._tick)
 
     def _tick(self) -> None:
-        self._timer = None
+        with self._lock:
+            if self._loop is not asyncio._get_running_loop():
+                return  # another loop has it, with a timer of its own
+            self._timer = None
         self._caller.checked(False)
         if not self.pending:
             return
@@ -198,6 +207,23 @@ class AsyncKernel:
 
     def __repr__(self) -> str:
         return f"AsyncKernel({self.kernel!r}, pending={self.pending})"
+
+
+def _leave(loop: asyncio.AbstractEventLoop, fd: int, timer: asyncio.TimerHandle | None) -> None:
+    """Take the reader and the timer out of a loop, in its own thread where it still runs."""
+
+    def leave() -> None:
+        if timer is not None:
+            timer.cancel()
+        if not loop.is_closed():
+            loop.remove_reader(fd)
+        os.close(fd)
+
+    if loop.is_running() and asyncio._get_running_loop() is not loop:
+        with contextlib.suppress(RuntimeError):  # it was closed meanwhile: its thread is done
+            loop.call_soon_threadsafe(leave)
+            return
+    leave()
 
 
 def _weak(target: AsyncKernel, method: Callable[[AsyncKernel], None]) -> Callable[[], None]:

@@ -6,6 +6,7 @@ What a flush does is the strategy's: nothing at all, or a copy, by native code (
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -123,6 +124,7 @@ class RingBufferBridge(Closing):
             for to_device in (True, False)
         )
         self.capacity = self._in.ring.capacity
+        self._closing = threading.Lock()  # of two threads that close, one does
         self._producer = self._in.ring.producer("refuse")
         self._consumer = self._out.ring.consumer()
         self._thread: _native.BridgeMoverThread | None = None
@@ -289,11 +291,12 @@ class RingBufferBridge(Closing):
     def close(self) -> None:
         """Stop moving and give the memory back. Idempotent.
 
-        Device code must not use its ends any more.
+        Device code must not use its ends any more, and no other thread may be in a call.
         """
-        if self._closed:
-            return
-        self._closed = True
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
         if self._thread is not None:
             self._thread.stop()
         if self._owns_stream:

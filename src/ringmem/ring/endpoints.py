@@ -252,8 +252,7 @@ class Consumer(_Endpoint):
         if count == 0:
             return ()
         copies = np.empty(count, self.message)
-        self._native.peek(copies)
-        return (copies,)
+        return (copies[: self._native.peek(copies)],)
 
     def statuses(self) -> npt.NDArray[np.int32]:
         """Return a copy of the handler statuses of the polled messages (0 for plain ones)."""
@@ -313,9 +312,14 @@ class Consumer(_Endpoint):
         if limit and not self._native.wait(timeout_s) and timeout_s:
             raise errors.TimeoutError(f"no message within timeout_s={timeout_s}")
         out = np.empty(self._native.poll(limit)[1], self.message)
-        if len(out):
-            self._native.receive(out, len(out), 0, None)
-        return out
+        if not len(out):
+            return out
+        got = self._native.receive(out, len(out), 0, None)
+        if not got:
+            raise errors.RingmemError(
+                "another thread took the messages; an endpoint serves one thread at a time"
+            )
+        return out[:got] if got < len(out) else out
 
     def recv_into(
         self,

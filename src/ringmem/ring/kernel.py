@@ -148,6 +148,7 @@ class RingKernel(KernelLife, Closing):
         self._stalls = None
         self._on_stall = on_stall
         self._aio: AsyncKernel | None = None
+        self._aio_lock = threading.Lock()  # not that of the life, which start and drain hold long
         with contextlib.ExitStack() as undo:
             undo.callback(self._backend.close)
             self._backend.prepare(handler, self.spec)
@@ -330,7 +331,9 @@ class RingKernel(KernelLife, Closing):
     def aio(self) -> AsyncKernel:
         """The same kernel for asyncio: ``await kernel.aio.call(message)``."""
         if self._aio is None:
-            self._aio = AsyncKernel(self)
+            with self._aio_lock:
+                if self._aio is None:  # two of them would bind two event loops
+                    self._aio = AsyncKernel(self)
         return self._aio
 
     async def __aenter__(self) -> AsyncKernel:
@@ -347,7 +350,10 @@ class RingKernel(KernelLife, Closing):
         await asyncio.to_thread(self.close)
 
     def __del__(self) -> None:
-        if getattr(self, "_state", KernelState.CLOSED).running and self._pid == os.getpid():
+        # At the end of the interpreter the module's names may be gone; then it was closed before,
+        # and this looks at nothing but its own.
+        state = getattr(self, "_state", None)
+        if state is not None and state.running and self._pid == os.getpid():
             warnings.warn(f"{self!r} was dropped while it ran", ResourceWarning, stacklevel=1)
             with contextlib.suppress(Exception):
                 self.close()
@@ -371,9 +377,15 @@ def _weak_check(kernel: RingKernel) -> Callable[[], None]:
     return check
 
 
+def _all_live() -> list[RingKernel]:
+    while True:
+        with contextlib.suppress(RuntimeError):  # another thread makes or drops one
+            return list(_live)
+
+
 @atexit.register
 def _close_all() -> None:
     """At the end of the interpreter no kernel may spin on."""
-    for kernel in list(_live):
+    for kernel in _all_live():
         with contextlib.suppress(Exception):
             kernel.close()

@@ -36,12 +36,8 @@ class KernelState(Enum):
     @property
     def running(self) -> bool:
         """Whether the loop is, or is about to be, on the device."""
-        return self in _RUNNING
-
-
-_RUNNING: Final = frozenset(
-    {KernelState.LAUNCHED, KernelState.ACTIVE, KernelState.PAUSED, KernelState.DRAINING}
-)
+        # By its value: a finalizer at the end of the interpreter asks when names are gone.
+        return self.value in {"launched", "active", "paused", "draining"}
 
 
 class KernelEvent(Enum):
@@ -72,8 +68,8 @@ TRANSITIONS: Final[dict[tuple[KernelState, KernelEvent], KernelState]] = {
     (_S.PAUSED, _E.DRAIN): _S.DRAINING,
     (_S.DRAINING, _E.DRAIN): _S.DRAINING,
     (_S.TERMINATED, _E.DRAIN): _S.TERMINATED,
-    **{(state, _E.ENDED): _S.TERMINATED for state in _RUNNING},
-    **{(state, _E.FAILED): _S.FAILED for state in _RUNNING},
+    **{(state, _E.ENDED): _S.TERMINATED for state in _S if state.running},
+    **{(state, _E.FAILED): _S.FAILED for state in _S if state.running},
     (_S.NEW, _E.CLOSE): _S.CLOSED,
     (_S.TERMINATED, _E.CLOSE): _S.CLOSED,
     (_S.FAILED, _E.CLOSE): _S.CLOSED,

@@ -10,12 +10,14 @@ import ctypes
 import itertools
 import platform
 import struct
+import threading
 from typing import Any
 
 __all__ = ["ENTRY", "cpu_name", "extract", "load"]
 
 ENTRY = "ringmem_handler"
 _names = itertools.count()
+_names_lock = threading.Lock()  # without a GIL two threads may get the same number
 
 
 def cpu_name() -> str:
@@ -138,7 +140,8 @@ def load(code: bytes) -> tuple[int, Any]:
             pass
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
     backing = llvm.parse_assembly("")
-    backing.name = f"ringmem_{next(_names)}"
+    with _names_lock:
+        backing.name = f"ringmem_{next(_names)}"
     engine = llvm.create_mcjit_compiler(backing, machine)
     engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(code))
     engine.finalize_object()

@@ -6,6 +6,7 @@ can see too, such as a pinned buffer.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Self
 
 import numpy as np
@@ -95,6 +96,7 @@ class Ring(Closing):
         self.nbytes = nbytes
         self._owner = owner
         self._slots: Slots | None = Slots(host_bytes(ptr, nbytes, owner), dtype, self.capacity)
+        self._lock = threading.Lock()  # over the list of ends, and whether it still grows
         self._ends: list[Producer | Consumer] = []
 
     @staticmethod
@@ -163,22 +165,29 @@ class Ring(Closing):
         return consumer
 
     def _keep(self, end: Producer | Consumer) -> None:
-        self._ends = [*(other for other in self._ends if not other.closed), end]
+        with self._lock:
+            if self._slots is not None:
+                self._ends = [*(other for other in self._ends if not other.closed), end]
+                return
+        end.close()
+        raise ClosedError("the ring is closed")
 
     def _live(self) -> Slots:
-        if self._slots is None:
+        slots = self._slots
+        if slots is None:
             raise ClosedError("the ring is closed")
-        return self._slots
+        return slots
 
     def close(self) -> None:
         """Close the ends that this object made. Idempotent.
 
         The memory goes when the last view of it and the last process that maps it are gone.
         """
-        for end in self._ends:
+        with self._lock:
+            ends, self._ends = self._ends, []
+            self._slots = None
+        for end in ends:
             end.close()
-        self._ends.clear()
-        self._slots = None
 
     def __repr__(self) -> str:
         state = ", closed" if self._slots is None else ""

@@ -31,6 +31,7 @@ _TOKEN_NBYTES = 32
 _BATCH = 253  # SCM_MAX_FD of the Linux kernel
 _REPLY_NBYTES = 4096
 _SERVER_TIMEOUT_S = 10.0
+_USED_UP = "it was used as often as it may be"
 _RETIRED_KEPT = 1024
 
 
@@ -110,8 +111,8 @@ class Courier:
             retired = self._retired.get(token)
             if offer is not None and offer.uses > 0:
                 offer.uses -= 1
-            else:
-                offer = None
+            elif offer is not None:  # the last use is being sent
+                offer, retired = None, _USED_UP
         if offer is None:
             _reply(connection, {"refused": "stale" if retired else "unknown", "why": retired})
             return
@@ -123,7 +124,7 @@ class Courier:
                 with self._lock:
                     offer.uses += 1
             elif offer.uses == 0:
-                self.retire(token, "it was used as often as it may be")
+                self.retire(token, _USED_UP)
 
 
 def _send(connection: socket.socket, offer: Offer) -> bool:

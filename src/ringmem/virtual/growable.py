@@ -13,7 +13,7 @@ from ringmem.device import Device
 from ringmem.device.sizes import parse_nbytes
 from ringmem.native import _native
 from ringmem.native.closing import Closing
-from ringmem.native.errors import InvalidValueError, NotSupportedError
+from ringmem.native.errors import ClosedError, InvalidValueError, NotSupportedError
 from ringmem.virtual.ledger import StreamLedger
 from ringmem.virtual.locations import AccessMap, checked_nbytes, plain_grants
 from ringmem.virtual.sharing import ShareAccess, Ticket, make_ticket
@@ -131,9 +131,9 @@ class GrowableBuffer(Closing):
         nbytes = length * self._row_nbytes
         if self._core.resize_in_place(nbytes):
             return
-        # A growth frees nothing, so it needs no streams.
-        shrinks = nbytes < self._core.nbytes
-        self._core.resize(nbytes, self._ledger.plain(streams) if shrinks else [])
+        # A growth frees nothing, so it needs no streams; but what is one now may be none any more
+        # once another thread has grown the buffer further.
+        self._core.resize(nbytes, self._ledger.plain(streams))
 
     def reserve_ahead(self, nbytes: int | str) -> None:
         """Keep up to `nbytes` (or ``"64 MiB"``) mapped beyond the size.
@@ -186,10 +186,14 @@ class GrowableBuffer(Closing):
         ------
         InvalidValueError
             `length` is more than the buffer has.
+        ClosedError
+            The buffer is closed.
         """
         have = len(self)
         length = have if length is None else length
         if not 0 <= length <= have:
+            if self.closed:
+                raise ClosedError("the buffer is closed")
             raise InvalidValueError(f"length is {length}: the buffer has {have} rows")
         nbytes = length * self._row_nbytes
         hold = _Pin(self, nbytes)

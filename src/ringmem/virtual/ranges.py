@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ringmem.buffers import DeviceBuffer
 from ringmem.device import Device
 from ringmem.native import _native
 from ringmem.native.closing import Closing
-from ringmem.native.errors import InvalidValueError
+from ringmem.native.errors import ClosedError, InvalidValueError
 from ringmem.virtual.locations import (
     Access,
     AccessMap,
@@ -139,7 +140,10 @@ class AddressRange(Closing):
         self._core.close()
 
     def __repr__(self) -> str:
-        at = "closed" if self.closed else f"at {self.ptr:#x}"
+        try:
+            at = f"at {self.ptr:#x}"
+        except ClosedError:
+            at = "closed"
         return f"<AddressRange {self.nbytes} bytes of {self._device.name}, {at}>"
 
 
@@ -157,7 +161,9 @@ class MappedRange:
         self._core = core
         self._range = addresses
         self._physical = physical
+        self._lock = threading.RLock()  # over what follows; the collector may come in between
         self._views = 0
+        self._leaving = 0  # calls of unmap() under way
 
     def set_access(self, access: AccessMap) -> None:
         """Change who may access the memory here, in one driver call.
@@ -198,14 +204,19 @@ class MappedRange:
         DriverError
             The driver failed; the memory is still mapped, and a second call tries again.
         """
-        if self._views:
-            raise InvalidValueError(
-                f"{self._views} views of the mapping are alive: drop them first"
-            )
-        if self.closed:
-            return
-        plain, events = plain_work(streams, self._range.device)
-        self._core.unmap(plain, events)
+        with self._lock:
+            if self._views:
+                raise InvalidValueError(
+                    f"{self._views} views of the mapping are alive: drop them first"
+                )
+            self._leaving += 1
+        try:
+            if not self.closed:
+                plain, events = plain_work(streams, self._range.device)
+                self._core.unmap(plain, events)
+        finally:
+            with self._lock:
+                self._leaving -= 1
 
     def view(
         self, shape: int | tuple[int, ...] | None = None, dtype: npt.DTypeLike = "uint8"
@@ -259,7 +270,10 @@ class MappedRange:
         return self._core.closed
 
     def __repr__(self) -> str:
-        at = "unmapped" if self.closed else f"at {self.ptr:#x}"
+        try:
+            at = f"at {self.ptr:#x}"
+        except ClosedError:
+            at = "unmapped"
         return f"<MappedRange {self.nbytes} bytes of {self._range.device.name}, {at}>"
 
 
@@ -268,10 +282,14 @@ class _Hold:
 
     def __init__(self, mapping: MappedRange) -> None:
         self._mapping: Any = None
-        mapping._core.ptr  # noqa: B018 - raises ClosedError
-        mapping._views += 1
+        with mapping._lock:
+            mapping._core.ptr  # noqa: B018 - raises ClosedError
+            if mapping._leaving:
+                raise InvalidValueError(f"{mapping!r} is being unmapped: no view of it any more")
+            mapping._views += 1
         self._mapping = mapping
 
     def __del__(self) -> None:
         if self._mapping is not None:
-            self._mapping._views -= 1
+            with self._mapping._lock:
+                self._mapping._views -= 1

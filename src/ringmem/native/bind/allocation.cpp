@@ -25,10 +25,14 @@ struct AllocationObject {
 
 PyTypeObject* allocation_type = nullptr;
 
-// Dead objects kept for the next allocation. Only under the GIL; without one, nothing is kept.
+// Dead objects kept for the next allocation. Only under the GIL; without one, nothing is kept, and
+// whoever closes or records a stream holds the object (a critical section, which costs nothing with
+// a GIL): a stream must not be recorded for a block that another thread gives back meanwhile.
+#ifndef Py_GIL_DISABLED
 constexpr int max_spares = 256;
 AllocationObject* spares[max_spares];
 int spare_count = 0;
+#endif
 
 AllocationObject* new_object() noexcept {
 #ifndef Py_GIL_DISABLED
@@ -145,8 +149,9 @@ PyObject* close(PyObject* object, PyObject* const* args, Py_ssize_t nargs, PyObj
   try {
     if (!self->live.load(std::memory_order_acquire)) Py_RETURN_NONE;
     StreamHandle stream = self->stream;
-    if (given) {
-      stream = stream_of(args[0], *self->device);
+    if (given) stream = stream_of(args[0], *self->device);  // may run Python
+    const nb::ft_object_guard alone(object);
+    if (given && self->live.load(std::memory_order_acquire)) {
       // The stream it was allocated on may have used it, too.
       if (stream != self->stream && self->stream != no_stream && !stream_closed(self)) {
         check(self->allocator->record_stream(self->block, self->stream), "cuEventRecord");
@@ -170,6 +175,8 @@ PyObject* record_stream(PyObject* object, PyObject* argument) {
   if (!require_live(self)) return nullptr;
   try {
     const StreamHandle stream = stream_of(argument, *self->device);
+    const nb::ft_object_guard alone(object);
+    if (!require_live(self)) return nullptr;  // naming the stream may have run Python
     check(self->allocator->record_stream(self->block, stream), "cuEventRecord");
   } catch (...) {
     set_python_error();

@@ -99,7 +99,8 @@ bool StreamRef::closed() const {
 
 StreamRef order_of(nb::handle stream, Buffer& lead) {
   if (!stream.is_none()) return stream_ref(stream, *lead.device);
-  const StreamRef& own = lead.memory().stream;
+  const auto [memory, keep] = lead.look();
+  const StreamRef& own = memory->stream;
   if (own.closed()) [[unlikely]] {
     throw Closed("the stream of " + describe(lead) + " is closed: give another as stream");
   }
@@ -129,6 +130,18 @@ void Buffer::add_use() {
   } while (!uses_.compare_exchange_weak(uses, uses + 1, std::memory_order_acq_rel));
 }
 
+std::pair<const Buffer*, nb::object> Buffer::look() const {
+  nb::ft_lock_guard lock(mutex_);
+  if (!root) return {this, nb::object()};
+  return {root, root_object};
+}
+
+nb::object Buffer::owner_or_none() const {
+  nb::ft_lock_guard lock(mutex_);
+  const nb::object& found = root ? root_object : owner;
+  return found.is_valid() ? found : nb::none();
+}
+
 void Buffer::note_use(const StreamRef& used) {
   Buffer& target = memory();
   nb::ft_lock_guard lock(target.mutex_);
@@ -151,7 +164,8 @@ void Buffer::note_use(const StreamRef& used) {
 }
 
 std::vector<StreamRef> Buffer::streams_in_use() const {
-  const Buffer& target = memory();
+  const auto [memory, keep] = look();
+  const Buffer& target = *memory;
   nb::ft_lock_guard lock(target.mutex_);
   std::vector<StreamRef> streams = target.others_;
   // Device memory is there only after its allocation, which is in the order of its stream.
@@ -194,14 +208,15 @@ void Buffer::close(const StreamRef* free_on) {
 }
 
 Status Buffer::release(const StreamRef* free_on, bool finalizing) noexcept {
-  if (root) {
-    Buffer* viewed = std::exchange(root, nullptr);
-    viewed->drop_use();
-    root_object.reset();
-    return Status::success;
-  }
-  if (!allocator) {
-    owner.reset();
+  if (root || !allocator) {
+    Buffer* viewed;
+    nb::object kept;  // let go of without the lock: that may run Python
+    {
+      nb::ft_lock_guard lock(mutex_);
+      viewed = std::exchange(root, nullptr);
+      kept = std::move(viewed ? root_object : owner);
+    }
+    if (viewed) viewed->drop_use();
     return Status::success;
   }
   try {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bind/objects.hpp"
@@ -131,8 +132,13 @@ class Buffer {
   // as before. `free_on`: free in that stream's order; null: in the buffer's own.
   void close(const StreamRef* free_on);
 
+  // Needs a use of this buffer: closing a view lets go of its root.
   Buffer& memory() noexcept { return root ? *root : *this; }
   const Buffer& memory() const noexcept { return root ? *root : *this; }
+  // Without one, for a look at what never changes; the object keeps the root of a view. A view that
+  // was closed is its own.
+  std::pair<const Buffer*, nb::object> look() const;
+  nb::object owner_or_none() const;  // of a view its root, of borrowed memory whoever has it
   // Work on `stream` uses the memory: freeing and host views wait for it.
   void note_use(const StreamRef& stream);
   // The streams whose work may touch the memory now.
@@ -142,7 +148,7 @@ class Buffer {
   void check_device_may_use() const;
   // Device and host would fault in memory that sleeps. Throws InvalidValue.
   void check_usable() const;
-  std::atomic<bool> host_only{false};
+  mutable std::atomic<bool> host_only{false};
 
  private:
   Status release(const StreamRef* free_on, bool finalizing) noexcept;
@@ -153,7 +159,9 @@ class Buffer {
   std::atomic<std::int64_t> uses_{0};
   bool touched_ = false;           // work was submitted to `stream`
   std::vector<StreamRef> others_;  // other streams that used the memory
-  mutable nb::ft_mutex mutex_;     // guards the two above; nothing with a GIL
+  // Guards the two above, and root, root_object and owner against those that look without a use.
+  // Nothing with a GIL.
+  mutable nb::ft_mutex mutex_;
 };
 
 // One use of a buffer for as long as it lives.

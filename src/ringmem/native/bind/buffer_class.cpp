@@ -62,11 +62,6 @@ nb::tuple stream_pair(const StreamRef& stream) {
   return nb::make_tuple(stream.handle, stream.owner.is_valid() ? stream.owner : nb::none());
 }
 
-nb::object owner_of(const Buffer& self) {
-  if (self.root) return self.root_object;
-  return self.owner.is_valid() ? self.owner : nb::none();
-}
-
 nb::list uses_of(const Buffer& self) {
   nb::list streams;
   for (const StreamRef& stream : self.streams_in_use()) {
@@ -92,12 +87,14 @@ void follow(Buffer& self, nb::handle_t<NativeStream> stream) {
   StreamRef earlier;
   earlier.handle = native.handle;
   earlier.device = native.device.get();
-  const StreamRef& own = self.memory().stream;
+  const auto [memory, keep] = self.look();
+  const StreamRef& own = memory->stream;
   if (own.closed() || own.same_as(earlier)) return;
   check(wait_on_device(own, earlier), "cuStreamWaitEvent");
 }
 
 void note_stream(Buffer& self, nb::handle_t<NativeStream> stream) {
+  const Use use(self);
   NativeStream& native = *nb::inst_ptr<NativeStream>(stream);
   StreamRef used;
   used.handle = native.handle;
@@ -129,7 +126,7 @@ void bind_lifetime(nb::class_<Buffer>& cls) {
       .def("__exit__", &exit_buffer, nb::arg("type").none(), nb::arg("value").none(),
            nb::arg("traceback").none())
       .def("record_stream", [](Buffer& self, nb::handle stream) {
-        self.check_open();
+        const Use use(self);
         self.note_use(stream_ref(stream, *self.device));
       }, nb::arg("stream").none(),
            "Work on `stream` uses the memory too: freeing it waits for that work, on the device.")
@@ -151,15 +148,18 @@ void bind_buffer_class(nb::module_& m, nb::class_<Buffer>& cls) {
       .def_ro("dtype", &Buffer::dtype, "numpy.dtype: type of the elements.")
       .def_ro("device", &Buffer::device_object, "Device: whose memory it is, or who may reach it.")
       .def_ro("readonly", &Buffer::read_only, "bool: the memory must not be written.")
-      .def_prop_ro("is_view", [](const Buffer& self) { return self.root != nullptr; },
+      .def_prop_ro("is_view", [](const Buffer& self) { return self.look().first != &self; },
                    "bool: the memory belongs to another buffer.");
   m.def("buffer_kind", [](const Buffer& self) { return static_cast<int>(self.kind); },
         nb::arg("buffer"), "0 device, 1 pinned, 2 managed, 3 pageable memory of somebody else.");
-  m.def("buffer_owner", &owner_of, nb::arg("buffer"), "What keeps a view or borrowed memory.");
+  m.def("buffer_owner", &Buffer::owner_or_none, nb::arg("buffer"), "What keeps a view or borrowed memory.");
   m.def("buffer_uses", &Buffer::uses, nb::arg("buffer"), "Live views and exports; -1 when closed.");
   m.def("buffer_place", [](const Buffer& self) { return self.place ? self.place : nb::none(); },
         nb::arg("buffer"), "(file, line) of the allocation when tracking is on, else None.");
-  m.def("buffer_stream", [](const Buffer& self) { return stream_pair(self.memory().stream); },
+  m.def("buffer_stream", [](const Buffer& self) {
+    const auto [memory, keep] = self.look();
+    return stream_pair(memory->stream);
+  },
         nb::arg("buffer"), "(handle, Stream or None): where allocation and free are ordered.");
   m.def("buffer_order", [](Buffer& self, nb::handle stream) {
     return stream_pair(order_of(stream, self));
@@ -167,7 +167,8 @@ void bind_buffer_class(nb::module_& m, nb::class_<Buffer>& cls) {
   m.def("buffer_streams_in_use", &uses_of, nb::arg("buffer"),
         "(device ordinal, handle) of streams whose work may touch the memory.");
   m.def("buffer_root", [](const Buffer& self) {
-    return nb::make_tuple(self.memory().ptr, self.memory().nbytes);
+    const auto [memory, keep] = self.look();
+    return nb::make_tuple(memory->ptr, memory->nbytes);
   }, nb::arg("buffer"), "(ptr, nbytes) of the memory that a view is a part of.");
   m.def("buffer_note_use", &note_stream, nb::arg("buffer"), nb::arg("stream"),
         "Work on a stream of any device uses the memory: freeing waits for it.");
@@ -177,11 +178,15 @@ void bind_buffer_class(nb::module_& m, nb::class_<Buffer>& cls) {
         "The stream waits, on the device, for all work on the buffer so far.");
   m.def("buffer_follow", &follow, nb::arg("buffer"), nb::arg("stream"),
         "The buffer's own stream waits, on the device, for the work on `stream` so far.");
-  m.def("buffer_host_only", [](const Buffer& self) { return self.memory().host_only.load(); },
-        nb::arg("buffer"));
-  m.def("buffer_set_host_only", [](Buffer& self, bool on) { self.memory().host_only.store(on); },
-        nb::arg("buffer"), nb::arg("on"), "Device work on the buffer is refused while on.");
-  m.def("buffer_check_device_may_use", &Buffer::check_device_may_use, nb::arg("buffer"));
+  m.def("buffer_set_host_only", [](Buffer& self, bool on) {
+    const auto [memory, keep] = self.look();
+    return memory->host_only.exchange(on);
+  }, nb::arg("buffer"), nb::arg("on"),
+        "Device work on the buffer is refused while on. Returns what was set before.");
+  m.def("buffer_check_device_may_use", [](Buffer& self) {
+    const Use use(self);
+    self.check_device_may_use();
+  }, nb::arg("buffer"));
 }
 
 }  // namespace ringmem::bind

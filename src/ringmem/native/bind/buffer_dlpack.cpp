@@ -135,6 +135,7 @@ nb::object adopt(nb::handle capsule, const char* used_name) {
 }
 
 nb::object take_capsule(nb::handle capsule) {
+  const nb::ft_object_guard alone(capsule);  // one thread takes it, others find it used
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
     return adopt<VersionedTensor>(capsule, "used_dltensor_versioned");
   }

@@ -2,6 +2,7 @@
 // protocol, and holds for everybody else. Each counts as a use, so the buffer cannot be closed
 // under it.
 #include "bind/buffer.hpp"
+#include "bind/lazily.hpp"
 
 #include <atomic>
 #include <string>
@@ -63,7 +64,7 @@ void require_host_readable(const Buffer& buffer) {
 // An ndarray over the memory, without waiting for anything.
 nb::object host_array(nb::handle_t<Buffer> self, bool read_only) {
   Buffer& buffer = *nb::inst_ptr<Buffer>(self);
-  buffer.check_open();
+  const Use use(buffer);  // until the hold below has its own
   require_host_readable(buffer);
   buffer.check_usable();
   if (buffer.read_only && !read_only) {
@@ -71,7 +72,10 @@ nb::object host_array(nb::handle_t<Buffer> self, bool read_only) {
                        " is read-only: give readonly=True");
   }
   nb::object hold = nb::cast(new Hold(self, true, read_only), nb::rv_policy::take_ownership);
-  static PyObject* ndarray = nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
+  static constinit Lazily<PyObject*> known;
+  PyObject* const ndarray = known.get([] {
+    return nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr();
+  });
   nb::dict named;
   named["buffer"] = hold;
   return nb::handle(ndarray)(buffer.shape.tuple(), buffer.dtype, **named);

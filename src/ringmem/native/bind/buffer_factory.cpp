@@ -5,6 +5,7 @@
 
 #include <nanobind/stl/shared_ptr.h>
 
+#include <atomic>
 #include <cstddef>
 #include <utility>
 
@@ -20,7 +21,7 @@ PyObject* device_class = nullptr;      // (name or Device) -> Device
 // Floor 2 registers the above when it is imported; this floor cannot reach up for it.
 constexpr const char* not_registered =
     "ringmem.buffers is not imported: import it before buffers are made";
-bool tracking = false;                 // remember where buffers are allocated
+std::atomic<bool> tracking{false};     // remember where buffers are allocated
 
 [[noreturn]] void raise_type_error(const std::string& text) {
   PyErr_SetString(PyExc_TypeError, text.c_str());
@@ -35,13 +36,14 @@ struct Names {
                         PyUnicode_InternFromString("allocator")};
 };
 
+const Names* known = nullptr;  // made with the module, never freed
+
 int index_of(PyObject* name) {
-  static const Names known;
   for (int i = 0; i < 5; ++i) {
-    if (known.names[i] == name) return i;
+    if (known->names[i] == name) return i;
   }
   for (int i = 0; i < 5; ++i) {  // a name that was not interned
-    if (PyUnicode_Compare(known.names[i], name) == 0) return i;
+    if (PyUnicode_Compare(known->names[i], name) == 0) return i;
   }
   return -1;
 }
@@ -83,7 +85,7 @@ void describe_memory(Buffer& buffer, MemoryKind kind, Spec&& spec, nb::handle de
   buffer.device_object = nb::borrow(device);
   buffer.device = nb::inst_ptr<NativeDevice>(device);
   buffer.stream = std::move(stream);
-  if (tracking) [[unlikely]] buffer.place = place_of_call();
+  if (tracking.load(std::memory_order_relaxed)) [[unlikely]] buffer.place = place_of_call();
 }
 
 Block take(Allocator& allocator, MemoryKind kind, std::size_t nbytes, StreamHandle stream) {
@@ -313,6 +315,7 @@ nb::object make_device_buffer(const Block& block, std::shared_ptr<Allocator> all
 }
 
 void bind_buffer_factory(nb::module_& m, nb::class_<Buffer>& cls) {
+  known = new Names;
   cls.def("__init__", &init_buffer, nb::arg("kind"), nb::arg("shape").none(), nb::arg("dtype").none(),
           nb::arg("device").none(), nb::arg("stream").none(), nb::arg("allocator").none());
   nb::object function = nb::steal(PyCFunction_NewEx(&empty_method, m.ptr(), nullptr));
@@ -326,7 +329,7 @@ void bind_buffer_factory(nb::module_& m, nb::class_<Buffer>& cls) {
   m.def("pin_memory", &pin_memory, nb::arg("ptr"), nb::arg("shape"), nb::arg("dtype"),
         nb::arg("device"), nb::arg("stream").none(), nb::arg("read_only"), nb::arg("owner"),
         "Page-locks memory that `owner` keeps alive.");
-  m.def("track_allocation_places", [](bool on) { return std::exchange(tracking, on); },
+  m.def("track_allocation_places", [](bool on) { return tracking.exchange(on); },
         nb::arg("on"), "Remember where buffers are allocated; returns what was set before.");
 }
 

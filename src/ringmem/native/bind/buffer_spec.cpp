@@ -1,6 +1,7 @@
 // Shapes and dtypes from Python arguments, with a small cache for dtypes: np.dtype("f4") costs
 // 150 ns, a hit 5.
 #include "bind/buffer.hpp"
+#include "bind/lazily.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -131,8 +132,10 @@ CacheEntry& slot_of(PyObject* key) {
 }
 
 PyObject* numpy_dtype_class() {
-  static PyObject* cls = nb::object(nb::module_::import_("numpy").attr("dtype")).release().ptr();
-  return cls;
+  static constinit Lazily<PyObject*> cls;
+  return cls.get([] {
+    return nb::object(nb::module_::import_("numpy").attr("dtype")).release().ptr();
+  });
 }
 
 nb::object make_dtype(nb::handle argument) {
@@ -224,7 +227,8 @@ Spec spec_of(Shape shape, Dtype dtype) {
 
 Spec spec_of(nb::handle shape, nb::handle dtype) {
   if (dtype.is_valid() && !dtype.is_none()) return spec_of(shape_of(shape), dtype_of(dtype));
-  static PyObject* const raw = dtype_of(nb::str("u1")).object.release().ptr();
+  static constinit Lazily<PyObject*> known;
+  PyObject* const raw = known.get([] { return dtype_of(nb::str("u1")).object.release().ptr(); });
   if (PyLong_CheckExact(shape.ptr())) [[likely]] {
     const std::int64_t nbytes = extent_of(shape, 0);
     const auto count = static_cast<std::size_t>(nbytes);

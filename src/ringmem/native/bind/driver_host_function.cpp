@@ -64,10 +64,9 @@ void close_down() {
 }
 
 void launch(Driver& driver, int device, StreamHandle stream, nb::callable function) {
-  static bool registered = false;  // under the GIL
-  if (!registered) {
+  static std::atomic<bool> registered{false};
+  if (!registered.load(std::memory_order_relaxed) && !registered.exchange(true)) {
     nb::module_::import_("atexit").attr("register")(nb::cpp_function(&close_down));
-    registered = true;
   }
   auto call = std::make_unique<HostCall>(HostCall{std::move(function)});
   RINGMEM_CALL(launch_host_function, (device, stream, &run, call.get()), {"device", device},

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "bind/lazily.hpp"
+
 namespace ringmem::bind {
 
 namespace nb = nanobind;
@@ -28,7 +30,8 @@ inline constexpr int numpy_writeable = 0x0400;
 
 // numpy.ndarray, or null if NumPy's arrays do not look as expected.
 inline PyTypeObject* numpy_array_type() {
-  static PyTypeObject* const type = [] {
+  static constinit Lazily<PyTypeObject*> type;
+  return type.get([] {
     nb::object numpy = nb::module_::import_("numpy");
     nb::object array = numpy.attr("zeros")(nb::make_tuple(3, 5), "u2");
     nb::object dtype = array.attr("dtype");
@@ -41,8 +44,7 @@ inline PyTypeObject* numpy_array_type() {
                              (fields->flags & numpy_writeable) != 0;
     if (!as_expected) return static_cast<PyTypeObject*>(nullptr);
     return reinterpret_cast<PyTypeObject*>(nb::object(numpy.attr("ndarray")).release().ptr());
-  }();
-  return type;
+  });
 }
 
 // The fields of `object` if it is an ndarray of exactly this dtype object, else null.

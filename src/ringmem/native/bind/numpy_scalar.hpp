@@ -4,6 +4,7 @@
 // PyArray_Scalar since 1.0) after trying both once on live objects.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -20,7 +21,8 @@ struct NumpyVoidScalarFields {
 
 // numpy.void, or null if its scalars do not look as expected.
 inline PyTypeObject* numpy_void_type() {
-  static PyTypeObject* const type = [] {
+  static constinit Lazily<PyTypeObject*> type;
+  return type.get([] {
     nb::object numpy = nb::module_::import_("numpy");
     nb::list fields;
     fields.append(nb::make_tuple("value", "u8"));
@@ -34,15 +36,15 @@ inline PyTypeObject* numpy_void_type() {
       return static_cast<PyTypeObject*>(nullptr);
     }
     return reinterpret_cast<PyTypeObject*>(nb::object(numpy.attr("void")).release().ptr());
-  }();
-  return type;
+  });
 }
 
 using NumpyMakeScalar = PyObject* (*)(void* data, PyObject* descr, PyObject* base);
 
 // PyArray_Scalar, or null if it is not where it should be.
 inline NumpyMakeScalar numpy_make_scalar() {
-  static const NumpyMakeScalar make = [] {
+  static constinit Lazily<NumpyMakeScalar> make;
+  return make.get([] {
     nb::object numpy = nb::module_::import_("numpy");
     nb::object core = nb::getattr(numpy, "_core", nb::none());
     nb::object module = nb::module_::import_(core.is_none() ? "numpy.core._multiarray_umath"
@@ -59,8 +61,7 @@ inline NumpyMakeScalar numpy_make_scalar() {
     nb::object scalar = nb::steal(found(&value, dtype.ptr(), nullptr));
     const bool good = scalar.is_valid() && nb::cast<std::uint64_t>(scalar.attr("item")()) == value;
     return good ? found : nullptr;
-  }();
-  return make;
+  });
 }
 
 // Records of one dtype.
@@ -72,6 +73,9 @@ class RecordFormat {
     numpy_void_type();
     numpy_make_scalar();
   }
+  RecordFormat(const RecordFormat&) = delete;
+  RecordFormat& operator=(const RecordFormat&) = delete;
+  ~RecordFormat() { Py_XDECREF(equal_.load(std::memory_order_relaxed)); }
 
   nb::handle dtype() const { return dtype_; }
   std::size_t nbytes() const { return nbytes_; }
@@ -106,15 +110,16 @@ class RecordFormat {
  private:
   // Two dtypes may be equal without being one object: the last such one is remembered.
   bool is_mine(PyObject* descr) {
-    if (descr == dtype_.ptr() || descr == equal_.ptr()) return true;
+    if (descr == dtype_.ptr() || descr == equal_.load(std::memory_order_relaxed)) return true;
     const int same = PyObject_RichCompareBool(descr, dtype_.ptr(), Py_EQ);
     if (same < 0) PyErr_Clear();
     if (same <= 0 || nb::cast<std::size_t>(nb::handle(descr).attr("itemsize")) != nbytes_) return false;
-    equal_ = nb::borrow(descr);
+    Py_XDECREF(equal_.exchange(Py_NewRef(descr), std::memory_order_acq_rel));
     return true;
   }
 
-  nb::object dtype_, equal_;
+  nb::object dtype_;
+  std::atomic<PyObject*> equal_{nullptr};  // owned; callers of one ring look before their turn
   std::size_t nbytes_;
 };
 

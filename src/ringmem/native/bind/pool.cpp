@@ -331,6 +331,8 @@ nb::dict options_of(NativePool& self) {
   return d;
 }
 
+PyObject* empty_names[3];  // shape, dtype, stream; interned with the module, never freed
+
 }  // namespace
 
 NativePool::~NativePool() {
@@ -341,9 +343,7 @@ NativePool::~NativePool() {
 PyObject* empty_fast(MemoryKind kind, const std::shared_ptr<Allocator>& allocator,
                      const DeviceRef& device, PyObject* const* args, Py_ssize_t nargs,
                      PyObject* kwnames) noexcept {
-  static PyObject* const names[] = {PyUnicode_InternFromString("shape"),
-                                    PyUnicode_InternFromString("dtype"),
-                                    PyUnicode_InternFromString("stream")};
+  PyObject* const* const names = empty_names;
   try {
     PyObject* given[3] = {};
     if (nargs > 3) throw nb::type_error("empty() takes shape, dtype and stream");
@@ -383,6 +383,9 @@ PyObject* empty_fast(MemoryKind kind, const std::shared_ptr<Allocator>& allocato
 
 void bind_pool_class(nb::module_& m) {
   stream_closing = &tell_pools;
+  empty_names[0] = PyUnicode_InternFromString("shape");
+  empty_names[1] = PyUnicode_InternFromString("dtype");
+  empty_names[2] = PyUnicode_InternFromString("stream");
   nb::class_<Pool, Allocator>(m, "PoolAllocator", "A pool, as the allocator that buffers hold.");
   nb::class_<DebugAllocator, Allocator>(m, "DebugAllocator", "A pool in debug mode.");
   nb::class_<NativePool> cls(m, "PoolBase", nb::is_weak_referenceable(), nb::dynamic_attr(),

@@ -6,6 +6,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include "bind/lazily.hpp"
 #include "ring/memory.hpp"
 
 namespace ringmem::bind {
@@ -35,9 +36,13 @@ void translate(const std::exception_ptr& pointer, void*) {
 }
 
 // --- construction ----------------------------------------------------------------------------------
+// Of two threads only one gets a free end. (Two processes may both: nothing orders them.)
+nb::ft_mutex claim_mutex;
+
 // Only host endpoints sign, and only they can tell that a line is taken.
 template <class IndexLine>
 void claim(IndexLine& line, bool force, const char* what) {
+  const nb::ft_lock_guard lock(claim_mutex);
   const ring::ProcessId holder = ring::signature(line);
   if (!force && holder.pid != 0 && ring::is_alive(holder)) {
     throw InvalidValue("the ring has a " + std::string(what) + " already, in process " +
@@ -149,8 +154,10 @@ u64 receive(NativeConsumer& self, nb::handle out, u64 max, std::optional<double>
   ring::i32* status_data = nullptr;
   Records status_records;
   if (!statuses.is_none()) {
-    static PyObject* const int32 =
-        nb::object(nb::module_::import_("numpy").attr("dtype")("int32")).release().ptr();
+    static constinit Lazily<PyObject*> known;
+    PyObject* const int32 = known.get([] {
+      return nb::object(nb::module_::import_("numpy").attr("dtype")("int32")).release().ptr();
+    });
     status_records = writable_records_of(statuses, nb::handle(int32));
     status_data = reinterpret_cast<ring::i32*>(status_records.data);
     max = std::min(max, status_records.size);
@@ -165,7 +172,8 @@ u64 receive(NativeConsumer& self, nb::handle out, u64 max, std::optional<double>
 }
 
 // --- watches ---------------------------------------------------------------------------------------
-// An eventfd that the poller writes to once for each arm_…(), for an event loop.
+// An eventfd that the poller writes to once for each arm_…(), for an event loop. Python holds the
+// object around each call.
 class Watch {
  public:
   explicit Watch(int fd) : id_(ring::Poller::instance().watch(fd)) {}
@@ -206,12 +214,11 @@ class Watch {
 template <class Native>
 void bind_wait_settings(nb::class_<Native>& cls) {
   cls.def_prop_rw(
-      "spin_us", [](const Native& self) { return self.wait.spin_us; },
+      "spin_us", [](const Native& self) { return self.wait.spin_us.load(); },
       [](Native& self, double spin_us) { self.wait.spin_us = checked_spin_us(spin_us); },
       "Microseconds that a wait spins before it parks; negative: it never parks.");
   cls.def_prop_rw(
-      "on_wait", [](const Native& self) { return self.on_wait; },
-      [](Native& self, nb::object on_wait) { self.on_wait = std::move(on_wait); },
+      "on_wait", &Native::get_on_wait, &Native::set_on_wait,
       nb::arg("on_wait").none(),
       "Called without arguments every 20 ms of a wait; raises what makes waiting hopeless.");
   cls.def_prop_ro("message", [](const Native& self) { return self.message; });
@@ -382,9 +389,10 @@ void bind_ring(nb::module_& m) {
 
   nb::class_<Watch>(m, "RingWatch", "Writes to an eventfd once for each arming.")
       .def(nb::init<int>(), nb::arg("fd"))
-      .def("arm_receive", &Watch::arm_receive, nb::arg("consumer"))
-      .def("arm_reserve", &Watch::arm_reserve, nb::arg("producer"), nb::arg("wanted"))
-      .def("close", &Watch::close);
+      .def("arm_receive", &Watch::arm_receive, nb::arg("consumer"), nb::lock_self())
+      .def("arm_reserve", &Watch::arm_reserve, nb::arg("producer"), nb::arg("wanted"),
+           nb::lock_self())
+      .def("close", &Watch::close, nb::lock_self());
   m.def("set_poll_interval_us", [](std::int64_t us) {
     if (us < 1 || us > 1'000'000) {
       throw InvalidValue("interval_us=" + std::to_string(us) + " must be 1 to 1000000");

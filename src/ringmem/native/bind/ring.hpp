@@ -31,10 +31,11 @@ class InUse : public std::runtime_error {
 
 // Spins without the GIL for `spin_us`, then parks. Not to be called with the GIL released.
 struct WaitSettings {
-  double spin_us = 50;  // < 0: never park
+  std::atomic<double> spin_us{50};  // < 0: never park
   ring::WaitPolicy policy() const {
-    if (spin_us < 0) return {std::chrono::nanoseconds::max()};
-    return {std::chrono::nanoseconds(static_cast<std::int64_t>(spin_us * 1000))};
+    const double us = spin_us.load(std::memory_order_relaxed);
+    if (us < 0) return {std::chrono::nanoseconds::max()};
+    return {std::chrono::nanoseconds(static_cast<std::int64_t>(us * 1000))};
   }
 };
 
@@ -85,6 +86,22 @@ bool wait_for(const Ready& ready, const WaitSettings& settings, ring::Clock::tim
   }
 }
 
+// A number that one thread at a time writes and any may read, at the cost of a plain one.
+class Count {
+ public:
+  operator std::uint64_t() const noexcept { return value_.load(std::memory_order_relaxed); }
+  Count& operator=(std::uint64_t value) noexcept {
+    value_.store(value, std::memory_order_relaxed);
+    return *this;
+  }
+  Count& operator+=(std::uint64_t by) noexcept { return *this = *this + by; }
+  Count& operator++() noexcept { return *this += 1; }
+  Count& operator--() noexcept { return *this = *this - 1; }
+
+ private:
+  std::atomic<std::uint64_t> value_{0};
+};
+
 // One end of a ring, with what Python adds: the owner of the memory, the dtype of its messages,
 // one thread at a time, close(), and the fork check.
 template <class Endpoint>
@@ -105,15 +122,28 @@ struct NativeEndpoint {
   ring::RingView view;
   nb::object owner;
   nb::object message;  // numpy.dtype of one message
+  // Called every 20 ms of a wait; raises what makes it hopeless.
+  nb::object get_on_wait() const {
+    const nb::ft_lock_guard lock(on_wait_mutex_);
+    return on_wait_;
+  }
+  void set_on_wait(nb::object on_wait) {
+    const nb::ft_lock_guard lock(on_wait_mutex_);
+    std::swap(on_wait_, on_wait);
+  }
+
   WaitSettings wait;
-  nb::object on_wait = nb::none();  // called every 20 ms of a wait; raises what makes it hopeless
   // Of a consumer: the oldest replies, which nobody waits for any more, and those that an event loop
-  // waits for.
-  std::uint64_t abandoned = 0;
-  std::uint64_t awaited = 0;
+  // waits for. Written by whoever has the endpoint, read by others too.
+  Count abandoned;
+  Count awaited;
   std::uint64_t generation = ring::fork_generation();
   std::atomic<bool> busy{false};
   std::atomic<bool> closed{false};
+
+ private:
+  nb::object on_wait_ = nb::none();
+  mutable nb::ft_mutex on_wait_mutex_;  // nothing with a GIL
 };
 
 using NativeProducer = NativeEndpoint<ring::Producer>;
@@ -131,6 +161,10 @@ class Use {
     if (native.busy.exchange(true, std::memory_order_acquire)) {
       throw InUse("another thread is using this endpoint; it serves one thread at a time");
     }
+    if (native.closed.load(std::memory_order_relaxed)) [[unlikely]] {  // since the first look
+      native.busy.store(false, std::memory_order_release);
+      throw Closed("the endpoint is closed");
+    }
   }
   Use(const Use&) = delete;
   Use& operator=(const Use&) = delete;
@@ -142,7 +176,7 @@ class Use {
 
 template <class Endpoint>
 void ask_on_wait(const NativeEndpoint<Endpoint>& native) {
-  if (!native.on_wait.is_none()) native.on_wait();
+  if (const nb::object on_wait = native.get_on_wait(); !on_wait.is_none()) on_wait();
 }
 
 template <class Endpoint>

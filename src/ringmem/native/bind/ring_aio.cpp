@@ -1,5 +1,7 @@
 // `await kernel.aio.call(message)`: sends at once, and completes whole batches of replies for each
-// time that the event loop wakes. Belongs to the thread of one event loop at a time.
+// time that the event loop wakes. Belongs to the thread of one event loop at a time; every entry
+// from Python holds the object (nothing with a GIL). Neither that nor the GIL is held through a call
+// of Python, so nothing here relies on a state from before one.
 #include "bind/ring_aio.hpp"
 
 #include <structmember.h>
@@ -108,9 +110,12 @@ bool take_replies(AsyncCaller& caller, AsyncChannel& channel) {
   const std::uint64_t sent = channel.pending.size() - channel.waiting.size();
   if (ends.consumer->abandoned != 0 || sent == 0) return false;
   const ring::Runs runs = ends.consumer->endpoint.poll(sent);
+  std::uint64_t taken = 0;
   for (const ring::Run& run : {runs.first, runs.second}) {
-    for (std::uint64_t i = 0; i < run.slots; ++i) {
+    // Another thread may have failed all that is pending meanwhile.
+    for (std::uint64_t i = 0; i < run.slots && !channel.pending.empty(); ++i, ++taken) {
       ReplyObject* reply = channel.pending.front();
+      const nb::object keep = nb::borrow(reinterpret_cast<PyObject*>(reply));
       channel.pending.pop_front();
       ends.consumer->awaited = channel.pending.size();
       caller.finished.push_back(reply);
@@ -123,7 +128,7 @@ bool take_replies(AsyncCaller& caller, AsyncChannel& channel) {
     require_sound(*ends.consumer, "a line carries a sequence that does not belong there");
     return false;
   }
-  ends.consumer->endpoint.release(runs.size());
+  ends.consumer->endpoint.release(taken);
   send_waiting(channel);
   return true;
 }
@@ -137,12 +142,13 @@ void fail_pending(AsyncCaller& caller) {
     // Replies of what was sent may still come; nobody waits for them any more.
     channel->ends.consumer->abandoned += channel->pending.size() - channel->waiting.size();
     channel->waiting.clear();
-    for (ReplyObject* reply : channel->pending) {
+    std::deque<ReplyObject*> pending;
+    pending.swap(channel->pending);
+    channel->ends.consumer->awaited = 0;
+    for (ReplyObject* reply : pending) {
       settle_reply(reply, Py_NewRef(value), true);
       caller.finished.push_back(reply);
     }
-    channel->pending.clear();
-    channel->ends.consumer->awaited = 0;
   }
   Py_XDECREF(type);
   Py_XDECREF(value);
@@ -169,10 +175,13 @@ void take_and_run(AsyncCaller& caller) {
   }
 }
 
-// The event loop's reader of the eventfd.
+// The event loop's reader of the eventfd. A loop that lost the caller to another may still call.
 PyObject* drain(PyObject* object, PyObject*) {
+  const nb::ft_object_guard alone(object);
   AsyncCaller& caller = caller_of(object);
-  if (caller.draining || caller.loop == nullptr) Py_RETURN_NONE;
+  const nb::object running = nb::steal(PyObject_CallNoArgs(caller.running_loop));
+  if (!running.is_valid()) return nullptr;
+  if (caller.draining || caller.loop != running.ptr()) Py_RETURN_NONE;
   std::uint64_t count = 0;
   [[maybe_unused]] const auto got = ::read(caller.fd, &count, sizeof count);
   caller.armed = false;
@@ -224,13 +233,14 @@ AsyncChannel& channel_of(AsyncCaller& caller, PyObject* const* args, Py_ssize_t 
   return *caller.channels[static_cast<std::size_t>(ring)];
 }
 
-// The loop that runs is the one whose eventfd the poller writes to.
-void require_loop(AsyncCaller& caller) {
+// The loop that runs, which is the one whose eventfd the poller writes to.
+nb::object require_loop(AsyncCaller& caller) {
   nb::object running = nb::steal(PyObject_CallNoArgs(caller.running_loop));
   if (!running.is_valid()) throw nb::python_error();
-  if (running.ptr() == caller.loop && caller.loop != nullptr) [[likely]] return;
+  if (running.ptr() == caller.loop) [[likely]] return running;
   caller.bind();
   if (caller.loop == nullptr) throw Closed("no event loop is bound");
+  return running;
 }
 
 void send(AsyncChannel& channel, const std::byte* record) {
@@ -249,25 +259,28 @@ void send(AsyncChannel& channel, const std::byte* record) {
 }
 
 PyObject* vectorcall(PyObject* object, PyObject* const* args, std::size_t flags, PyObject* kwnames) {
+  const nb::ft_object_guard alone(object);
   AsyncCaller& caller = caller_of(object);
   try {
     AsyncChannel& channel = channel_of(caller, args, PyVectorcall_NARGS(flags), kwnames);
-    require_loop(caller);
+    const nb::object loop = require_loop(caller);
     if (!caller.checking) {
       caller.check();
-      caller.checking = true;
+      caller.checking = caller.loop == loop.ptr();
     }
     Records slow;
-    send(channel, record_of(channel.ends, args[0], &slow));
-    ReplyObject* reply = new_reply(caller.loop);
-    if (reply == nullptr) {
-      ++channel.ends.consumer->abandoned;
-      return nullptr;
-    }
+    const std::byte* record = record_of(channel.ends, args[0], &slow);
+    ReplyObject* reply = new_reply(loop.ptr());
+    if (reply == nullptr) return nullptr;
+    nb::object result = nb::steal(reinterpret_cast<PyObject*>(reply));
+    // No Python from here on: the message and its reply take the same place in both lines.
+    if (caller.loop != loop.ptr()) throw InUse("calls wait in another event loop meanwhile");
+    send(channel, record);
     channel.pending.push_back(reply);
+    Py_INCREF(result.ptr());
     channel.ends.consumer->awaited = channel.pending.size();
     arm(caller);
-    return Py_NewRef(reinterpret_cast<PyObject*>(reply));
+    return result.release().ptr();
   } catch (...) {
     set_ring_error();
     return nullptr;
@@ -276,6 +289,7 @@ PyObject* vectorcall(PyObject* object, PyObject* const* args, std::size_t flags,
 
 // attach(loop, fd): calls wait in `loop` from now on; None, -1: in none.
 PyObject* attach(PyObject* object, PyObject* args) {
+  const nb::ft_object_guard alone(object);
   AsyncCaller& caller = caller_of(object);
   PyObject* loop = nullptr;
   int fd = -1;
@@ -290,7 +304,7 @@ PyObject* attach(PyObject* object, PyObject* args) {
     if (loop == Py_None) Py_RETURN_NONE;
     caller.watch = ring::Poller::instance().watch(fd);
     caller.fd = fd;
-    caller.loop = Py_NewRef(loop);
+    Py_XSETREF(caller.loop, Py_NewRef(loop));
   } catch (...) {
     set_ring_error();
     return nullptr;
@@ -298,7 +312,18 @@ PyObject* attach(PyObject* object, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+// let_go(): leaves its loop if nobody waits there; else False.
+PyObject* let_go(PyObject* object, PyObject*) {
+  const nb::ft_object_guard alone(object);
+  AsyncCaller& caller = caller_of(object);
+  bool busy = caller.draining;  // in the thread of that loop: what is pending now is no end of it
+  for (const auto& channel : caller.channels) busy |= !channel->pending.empty();
+  if (!busy) Py_CLEAR(caller.loop);
+  return PyBool_FromLong(!busy);
+}
+
 PyObject* pending(PyObject* object, PyObject*) {
+  const nb::ft_object_guard alone(object);
   std::size_t count = 0;
   for (const auto& channel : caller_of(object).channels) count += channel->pending.size();
   return PyLong_FromSize_t(count);
@@ -306,20 +331,23 @@ PyObject* pending(PyObject* object, PyObject*) {
 
 // checked(on): whether somebody looks at the kernel from time to time.
 PyObject* checked(PyObject* object, PyObject* on) {
+  const nb::ft_object_guard alone(object);
   caller_of(object).checking = on == Py_True;
   Py_RETURN_NONE;
 }
 
 // fail(error): everybody who waits gets it.
 PyObject* fail(PyObject* object, PyObject* error) {
+  const nb::ft_object_guard alone(object);
   AsyncCaller& caller = caller_of(object);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
   fail_pending(caller);
-  for (ReplyObject* reply : caller.finished) {
+  std::vector<ReplyObject*> batch;
+  batch.swap(caller.finished);
+  for (ReplyObject* reply : batch) {
     schedule_callbacks(reply);
     Py_DECREF(reply);
   }
-  caller.finished.clear();
   Py_RETURN_NONE;
 }
 
@@ -341,6 +369,7 @@ void dealloc(PyObject* object) {
 
 PyMethodDef methods[] = {
     {"attach", attach, METH_VARARGS, "attach(loop, fd)\n--\n\nWait in this event loop from now on."},
+    {"let_go", let_go, METH_NOARGS, "let_go()\n--\n\nLeave the loop, unless calls wait there."},
     {"drain", drain, METH_NOARGS, "drain()\n--\n\nComplete the calls whose replies are there."},
     {"pending", pending, METH_NOARGS, "pending()\n--\n\nCalls that wait."},
     {"checked", checked, METH_O, "checked(on)\n--\n\nWhether somebody looks for failures."},

@@ -1,5 +1,7 @@
 // One awaited reply: what asyncio's tasks accept as a future, without a Python frame and without a
-// trip through the loop's queue for each message.
+// trip through the loop's queue for each message. It belongs to the loop's thread, as futures do;
+// what other threads do to it is done under the object's lock (nothing with a GIL), so that it may
+// be wrong but breaks nothing.
 #pragma once
 
 #include "bind/objects.hpp"

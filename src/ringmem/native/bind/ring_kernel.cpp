@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <tuple>
@@ -60,8 +61,7 @@ class Watched {
   ~Watched() { forget(); }
 
   void forget() {
-    if (!open_) return;
-    open_ = false;
+    if (!open_.exchange(false)) return;
     if (generation_ == ring::fork_generation()) ring::Watchdog::instance().forget(id_);
   }
   u64 stalled() const {
@@ -77,7 +77,7 @@ class Watched {
  private:
   ring::Watchdog::Id id_;
   std::uint64_t generation_ = ring::fork_generation();
-  bool open_ = true;
+  std::atomic<bool> open_{true};
 };
 
 }  // namespace

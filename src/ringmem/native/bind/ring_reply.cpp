@@ -2,11 +2,15 @@
 
 #include <structmember.h>
 
+#include <atomic>
+#include <utility>
+
 namespace ringmem::bind {
 namespace {
 
 PyTypeObject* reply_type = nullptr;
-PyObject *name_call_soon, *name_context, *cancelled_error, *invalid_state_error;
+PyObject *name_call_soon, *name_context;
+std::atomic<PyObject*> cancelled_error, invalid_state_error;  // asyncio's; set once, never freed
 
 ReplyObject* self_of(PyObject* object) noexcept { return reinterpret_cast<ReplyObject*>(object); }
 
@@ -39,14 +43,14 @@ void dealloc(PyObject* object) {
   Py_DECREF(type);
 }
 
-// The outcome as a new reference, or null with it raised.
+// The outcome as a new reference, or null with it raised. With the object's lock held.
 PyObject* outcome(ReplyObject* self) {
   if (self->cancelled) {
-    PyErr_SetNone(cancelled_error);
+    PyErr_SetNone(cancelled_error.load());
     return nullptr;
   }
   if (!self->done) {
-    PyErr_SetString(invalid_state_error, "the reply is not there yet");
+    PyErr_SetString(invalid_state_error.load(), "the reply is not there yet");
     return nullptr;
   }
   if (self->failed) {
@@ -60,6 +64,7 @@ PyObject* self_iter(PyObject* object) { return Py_NewRef(object); }
 
 // Yields itself until done: that is how a task learns what to wait for.
 PySendResult am_send(PyObject* object, PyObject*, PyObject** result) {
+  const nb::ft_object_guard alone(object);
   ReplyObject* self = self_of(object);
   if (!self->done) {
     self->blocking = true;
@@ -108,6 +113,24 @@ bool call_soon(ReplyObject* self, PyObject* callback, PyObject* context) {
   return handle != nullptr;
 }
 
+enum class Added { yes, no, too_late, failed };
+
+Added add_first(ReplyObject* self, PyObject* callback, PyObject* context) {
+  const nb::ft_object_guard alone(reinterpret_cast<PyObject*>(self));
+  if (self->done) return Added::too_late;
+  if (self->callback != nullptr) return Added::no;
+  self->callback = Py_NewRef(callback);
+  self->context = Py_XNewRef(context);
+  return Added::yes;
+}
+
+Added add_more(ReplyObject* self, PyObject* both, nb::object& list) {
+  const nb::ft_object_guard alone(reinterpret_cast<PyObject*>(self));
+  if (self->done) return Added::too_late;
+  if (self->more == nullptr) self->more = list.release().ptr();
+  return PyList_Append(self->more, both) == 0 ? Added::yes : Added::failed;
+}
+
 PyObject* add_done_callback(PyObject* object, PyObject* const* args, Py_ssize_t nargs,
                             PyObject* kwnames) {
   ReplyObject* self = self_of(object);
@@ -119,86 +142,134 @@ PyObject* add_done_callback(PyObject* object, PyObject* const* args, Py_ssize_t 
     return nullptr;
   }
   PyObject* context = keywords == 1 && args[1] != Py_None ? args[1] : nullptr;
-  if (self->done) {
-    if (!call_soon(self, args[0], context)) return nullptr;
-  } else if (self->callback == nullptr) {
-    self->callback = Py_NewRef(args[0]);
-    self->context = Py_XNewRef(context);
-  } else {
-    if (self->more == nullptr) self->more = PyList_New(0);
-    PyObject* both = PyTuple_Pack(2, args[0], context != nullptr ? context : Py_None);
-    const bool added = self->more != nullptr && both != nullptr &&
-                       PyList_Append(self->more, both) == 0;
-    Py_XDECREF(both);
-    if (!added) return nullptr;
+  Added added = add_first(self, args[0], context);
+  if (added == Added::no) {
+    // What may collect garbage, and so let others in, comes before the lock.
+    const nb::object both = nb::steal(PyTuple_Pack(2, args[0], context ? context : Py_None));
+    nb::object list = nb::steal(PyList_New(0));
+    if (!both.is_valid() || !list.is_valid()) return nullptr;
+    added = add_more(self, both.ptr(), list);
   }
+  if (added == Added::failed) return nullptr;
+  if (added == Added::too_late && !call_soon(self, args[0], context)) return nullptr;
   Py_RETURN_NONE;
+}
+
+// Takes the first callback off, if it still is this one; returns how many that were.
+long drop_first(ReplyObject* self, const nb::object& callback) {
+  nb::object dropped, context;  // let go of without the lock
+  const nb::ft_object_guard alone(reinterpret_cast<PyObject*>(self));
+  if (self->callback != callback.ptr()) return 0;
+  dropped = nb::steal(std::exchange(self->callback, nullptr));
+  context = nb::steal(std::exchange(self->context, nullptr));
+  return 1;
 }
 
 PyObject* remove_done_callback(PyObject* object, PyObject* callback) {
   ReplyObject* self = self_of(object);
-  long removed = 0;
-  if (self->callback != nullptr) {
-    const int same = PyObject_RichCompareBool(self->callback, callback, Py_EQ);
-    if (same < 0) return nullptr;
-    if (same == 1) {
-      Py_CLEAR(self->callback);
-      Py_CLEAR(self->context);
-      ++removed;
-    }
+  nb::object first, more;  // comparing runs Python: what it may change is held here
+  {
+    const nb::ft_object_guard alone(object);
+    first = nb::borrow(self->callback);
+    more = nb::borrow(self->more);
   }
-  for (Py_ssize_t i = self->more != nullptr ? PyList_GET_SIZE(self->more) : 0; i-- > 0;) {
-    PyObject* known = PyTuple_GET_ITEM(PyList_GET_ITEM(self->more, i), 0);
-    const int same = PyObject_RichCompareBool(known, callback, Py_EQ);
-    if (same < 0 || (same == 1 && PySequence_DelItem(self->more, i) != 0)) return nullptr;
+  long removed = 0;
+  if (first.is_valid()) {
+    const int same = PyObject_RichCompareBool(first.ptr(), callback, Py_EQ);
+    if (same < 0) return nullptr;
+    if (same == 1) removed += drop_first(self, first);
+  }
+  for (Py_ssize_t i = more.is_valid() ? PyList_GET_SIZE(more.ptr()) : 0; i-- > 0;) {
+    const nb::object both = nb::steal(PySequence_GetItem(more.ptr(), i));
+    if (!both.is_valid()) return nullptr;
+    const int same = PyObject_RichCompareBool(PyTuple_GET_ITEM(both.ptr(), 0), callback, Py_EQ);
+    if (same < 0 || (same == 1 && PySequence_DelItem(more.ptr(), i) != 0)) return nullptr;
     removed += same;
   }
   return PyLong_FromLong(removed);
 }
 
+// Who waits for a reply, taken from it: nobody else calls them.
+struct Waiters {
+  explicit Waiters(ReplyObject* self) {
+    const nb::ft_object_guard alone(reinterpret_cast<PyObject*>(self));
+    callback = nb::steal(std::exchange(self->callback, nullptr));
+    context = nb::steal(std::exchange(self->context, nullptr));
+    more = nb::steal(std::exchange(self->more, nullptr));
+  }
+
+  // Calls `each(callback, context)`, context null for none, until one answers false.
+  template <class Each>
+  bool all(Each each) const {
+    if (callback.is_valid() && !each(callback.ptr(), context.ptr())) return false;
+    for (Py_ssize_t i = 0; more.is_valid() && i < PyList_GET_SIZE(more.ptr()); ++i) {
+      const nb::object both = nb::borrow(PyList_GET_ITEM(more.ptr(), i));
+      PyObject* other = PyTuple_GET_ITEM(both.ptr(), 1);
+      if (!each(PyTuple_GET_ITEM(both.ptr(), 0), other != Py_None ? other : nullptr)) return false;
+    }
+    return true;
+  }
+
+  nb::object callback, context, more;
+};
+
 // All callbacks through the loop's queue; false with a Python error set.
 bool call_all_soon(ReplyObject* self) {
-  bool good = self->callback == nullptr || call_soon(self, self->callback, self->context);
-  for (Py_ssize_t i = 0; good && self->more != nullptr && i < PyList_GET_SIZE(self->more); ++i) {
-    PyObject* both = PyList_GET_ITEM(self->more, i);
-    PyObject* context = PyTuple_GET_ITEM(both, 1);
-    good = call_soon(self, PyTuple_GET_ITEM(both, 0), context != Py_None ? context : nullptr);
-  }
-  Py_CLEAR(self->callback);
-  Py_CLEAR(self->context);
-  Py_CLEAR(self->more);
-  return good;
+  return Waiters(self).all([self](PyObject* callback, PyObject* context) {
+    return call_soon(self, callback, context);
+  });
 }
 
 PyObject* cancel(PyObject* object, PyObject*, PyObject*) {
   ReplyObject* self = self_of(object);
-  if (self->done) Py_RETURN_FALSE;
-  self->done = self->cancelled = true;
+  {
+    const nb::ft_object_guard alone(object);
+    if (self->done) Py_RETURN_FALSE;
+    self->done = self->cancelled = true;
+  }
   if (!call_all_soon(self)) return nullptr;
   Py_RETURN_TRUE;
 }
 
-PyObject* result(PyObject* object, PyObject*) { return outcome(self_of(object)); }
+PyObject* result(PyObject* object, PyObject*) {
+  const nb::ft_object_guard alone(object);
+  return outcome(self_of(object));
+}
 
 PyObject* exception(PyObject* object, PyObject*) {
+  const nb::ft_object_guard alone(object);
   ReplyObject* self = self_of(object);
   if (self->done && !self->cancelled) return Py_NewRef(self->failed ? self->result : Py_None);
   return outcome(self);
 }
 
-PyObject* done(PyObject* object, PyObject*) { return PyBool_FromLong(self_of(object)->done); }
+PyObject* done(PyObject* object, PyObject*) {
+  const nb::ft_object_guard alone(object);
+  return PyBool_FromLong(self_of(object)->done);
+}
 PyObject* cancelled(PyObject* object, PyObject*) {
+  const nb::ft_object_guard alone(object);
   return PyBool_FromLong(self_of(object)->cancelled);
+}
+// What gather() asks a cancelled future for.
+PyObject* make_cancelled_error(PyObject*, PyObject*) {
+  return PyObject_CallNoArgs(cancelled_error.load());
 }
 PyObject* get_loop(PyObject* object, PyObject*) { return Py_NewRef(self_of(object)->loop); }
 
-PyObject* get_blocking(PyObject* object, void*) { return PyBool_FromLong(self_of(object)->blocking); }
+PyObject* get_blocking(PyObject* object, void*) {
+  const nb::ft_object_guard alone(object);
+  return PyBool_FromLong(self_of(object)->blocking);
+}
 int set_blocking(PyObject* object, PyObject* value, void*) {
   const int truth = value != nullptr ? PyObject_IsTrue(value) : 0;
   if (truth < 0) return -1;
+  const nb::ft_object_guard alone(object);
   self_of(object)->blocking = truth == 1;
   return 0;
 }
+
+PyObject* no_message(PyObject*, void*) { Py_RETURN_NONE; }  // cancel() keeps none
 
 template <class Function>
 PyCFunction method(Function* function) {
@@ -211,6 +282,7 @@ PyMethodDef methods[] = {
     {"cancel", method(cancel), METH_VARARGS | METH_KEYWORDS,
      "cancel()\n--\n\nGive up waiting; the reply is dropped when it comes."},
     {"cancelled", cancelled, METH_NOARGS, nullptr},
+    {"_make_cancelled_error", make_cancelled_error, METH_NOARGS, nullptr},
     {"done", done, METH_NOARGS, nullptr},
     {"result", result, METH_NOARGS, nullptr},
     {"exception", exception, METH_NOARGS, nullptr},
@@ -223,6 +295,7 @@ PyMethodDef methods[] = {
 
 PyGetSetDef properties[] = {
     {"_asyncio_future_blocking", get_blocking, set_blocking, nullptr, nullptr},
+    {"_cancel_message", no_message, nullptr, nullptr, nullptr},  // gather() asks for it
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -268,30 +341,19 @@ ReplyObject* new_reply(PyObject* loop) noexcept {
 }
 
 void settle_reply(ReplyObject* reply, PyObject* outcome_of, bool failed) noexcept {
-  if (reply->done) {
-    Py_DECREF(outcome_of);
-    return;
-  }
-  reply->result = outcome_of;
+  nb::object unwanted = nb::steal(outcome_of);  // let go of without the lock
+  const nb::ft_object_guard alone(reinterpret_cast<PyObject*>(reply));
+  if (reply->done) return;
+  reply->result = unwanted.release().ptr();
   reply->failed = failed;
   reply->done = true;
 }
 
 void run_callbacks(ReplyObject* reply) noexcept {
-  PyObject* callback = reply->callback;
-  PyObject* context = reply->context;
-  PyObject* more = reply->more;
-  reply->callback = reply->context = reply->more = nullptr;
-  auto* object = reinterpret_cast<PyObject*>(reply);
-  if (callback != nullptr) run(callback, context, object);
-  for (Py_ssize_t i = 0; more != nullptr && i < PyList_GET_SIZE(more); ++i) {
-    PyObject* both = PyList_GET_ITEM(more, i);
-    PyObject* other = PyTuple_GET_ITEM(both, 1);
-    run(PyTuple_GET_ITEM(both, 0), other != Py_None ? other : nullptr, object);
-  }
-  Py_XDECREF(callback);
-  Py_XDECREF(context);
-  Py_XDECREF(more);
+  Waiters(reply).all([reply](PyObject* callback, PyObject* context) {
+    run(callback, context, reinterpret_cast<PyObject*>(reply));
+    return true;
+  });
 }
 
 void schedule_callbacks(ReplyObject* reply) noexcept {
@@ -306,8 +368,10 @@ void init_reply_type(nb::module_& m) {
   reply_type = reinterpret_cast<PyTypeObject*>(type);
   m.attr("RingReply") = nb::steal(type);
   m.def("set_asyncio_errors", [](nb::object cancelled_class, nb::object invalid_state_class) {
-    cancelled_error = cancelled_class.release().ptr();
-    invalid_state_error = invalid_state_class.release().ptr();
+    PyObject* none = nullptr;
+    if (!cancelled_error.compare_exchange_strong(none, cancelled_class.ptr())) return;
+    cancelled_class.release();
+    invalid_state_error.store(invalid_state_class.release().ptr());
   });
 }
 

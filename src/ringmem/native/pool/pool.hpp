@@ -185,7 +185,7 @@ class Pool final : public Allocator {
   std::size_t live_count() const noexcept;
   std::size_t live_bytes() const noexcept;
   void check_limit(std::size_t nbytes);
-  void tear_down();
+  bool tear_down();
 
   const DriverRef driver_;
   const int device_;

@@ -209,17 +209,16 @@ bool Pool::close(bool when_unused) {
   if (foreign()) return true;
   std::uint64_t open = generation_;
   const bool first = gate_.compare_exchange_strong(open, gate_closed);
-  if (live_count() != 0) {
-    if (when_unused) return true;
-    if (first) gate_.store(generation_);
-    return false;
-  }
-  tear_down();
-  return true;
+  // An allocation that passed the gate before may be counted only now, or hold memory uncounted.
+  if (live_count() == 0 && tear_down()) return true;
+  if (when_unused) return true;
+  if (first) gate_.store(generation_);
+  return false;
 }
 
-// Nothing lives: waits for the work of what was freed, then gives all memory back.
-void Pool::tear_down() {
+// Nothing lives: waits for the work of what was freed, then gives all memory back. False: something
+// came in between, and what it holds stays, in addresses that stay too.
+bool Pool::tear_down() {
   (void)streams_.synchronize();  // blocks, with no lock held
   for (int slot = 0; slot < streams_.active(); ++slot) {
     Shard& shard = shards_[slot];
@@ -229,10 +228,12 @@ void Pool::tear_down() {
   drain(true);
   (void)streams_.synchronize();  // what the drained spans were stamped with
   const std::lock_guard growing(pages_.mutex());
-  if (!pages_.backing().is_open()) return;
+  if (!pages_.backing().is_open()) return true;
   check(pages_.trim(0), "cuMemRelease");
   pages_.sweep();
+  if (reserved() != 0) return false;
   check(pages_.close(), "cuMemAddressFree");
+  return true;
 }
 
 Pool::~Pool() {

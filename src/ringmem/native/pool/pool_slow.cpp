@@ -84,6 +84,7 @@ Node* Pool::grow(const Want& want) {
     }
     if (round == Round::asked && !ask_callbacks(std::size_t{want.units} * unit_bytes)) break;
     const std::lock_guard growing(pages_.mutex());
+    check_open();  // whoever closed it under this lock found nothing of ours
     status = pages_.open(&operation);
     check(status, operation ? operation : "");
     drain(round != Round::plain);
