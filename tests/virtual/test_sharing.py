@@ -305,9 +305,9 @@ assert np.all(array[:10] == 8) and np.all(array[10:] == 7)
 print(child.stdout.decode())
 """
     environment = dict(os.environ)
+    sockets = tmp_path_factory.mktemp("s")  # short: the path of a socket has room for 107 bytes
     if folder:
-        # A short name: the path of a socket has room for 107 bytes.
-        environment["RINGMEM_SOCKET_DIR"] = str(tmp_path_factory.mktemp("s"))
+        environment["RINGMEM_SOCKET_DIR"] = str(sockets)
     result = subprocess.run(
         [sys.executable, "-c", owner, CHILD],
         capture_output=True,
@@ -317,7 +317,7 @@ print(child.stdout.decode())
     )
     assert result.returncode == 0, result.stderr.decode()
     assert b"done True" in result.stdout
-    assert list(tmp_path.iterdir()) == []
+    assert list(sockets.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to become another user")

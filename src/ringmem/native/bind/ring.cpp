@@ -292,16 +292,18 @@ bool wait_for_message(NativeConsumer& self, ring::Clock::time_point deadline) {
     if (ring::is_alive(peer)) return;
     throw Closed("the producer's process " + std::to_string(peer.pid) + " ended without closing");
   };
-  if (!wait_for([&] { return endpoint.would_receive(); }, self.wait, deadline, hopeless)) {
-    return false;
-  }
-  // Closed is stored after the last message, so a look after it has seen that message.
-  if (endpoint.producer_closed() && self.endpoint.poll(1).size() == 0) {
+  while (wait_for([&] { return endpoint.would_receive(); }, self.wait, deadline, hopeless)) {
+    // Closed is stored after the last message, so a look after it has seen that message.
+    const bool closed = endpoint.producer_closed();
+    if (self.endpoint.poll(1).size() != 0) return true;
     require_sound(self, bad_line);
-    ask_on_wait(self);
-    throw Closed("the producer closed the ring and every message was received");
+    if (closed) {
+      ask_on_wait(self);
+      throw Closed("the producer closed the ring and every message was received");
+    }
+    // It was closed, and opened again meanwhile: a kernel that was restarted.
   }
-  return true;
+  return false;
 }
 
 void bind_ring(nb::module_& m) {
