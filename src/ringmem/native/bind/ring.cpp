@@ -274,13 +274,12 @@ bool wait_for_slots(NativeProducer& self, u64 wanted, ring::Clock::time_point de
     if (ring::is_alive(peer)) return;
     throw Closed("the consumer's process " + std::to_string(peer.pid) + " ended without closing");
   };
-  const bool ready =
-      wait_for([&] { return endpoint.would_reserve(wanted); }, self.wait, deadline, hopeless);
-  if (ready && self.endpoint.free_slots(wanted) < wanted) {
+  while (wait_for([&] { return endpoint.would_reserve(wanted); }, self.wait, deadline, hopeless)) {
+    if (self.endpoint.free_slots(wanted) >= wanted) return true;
     require_sound(self, bad_head);
-    hopeless();
+    hopeless();  // or it was closed, and is open again
   }
-  return ready;
+  return false;
 }
 
 bool wait_for_message(NativeConsumer& self, ring::Clock::time_point deadline) {
