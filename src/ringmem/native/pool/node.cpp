@@ -1,18 +1,10 @@
 #include "pool/node.hpp"
 
-#include <sys/mman.h>
-
-#include <cstdlib>
 #include <memory>
-#include <new>
 
 namespace ringmem::pool {
 
 static_assert(std::is_trivially_destructible_v<Node>);
-
-NodeStore::~NodeStore() {
-  for (Node* chunk : chunks_) std::free(chunk);
-}
 
 Node* NodeStore::get() {
   if (!spare_) refill();
@@ -39,12 +31,8 @@ void NodeStore::reserve(std::size_t count) {
 
 void NodeStore::refill() {
   const bool first = chunks_.empty();
-  const std::size_t nbytes = first ? first_chunk_bytes : chunk_bytes;
-  chunks_.reserve(chunks_.size() + 1);
-  auto* nodes = static_cast<Node*>(std::aligned_alloc(nbytes, nbytes));
-  if (!nodes) throw std::bad_alloc();
-  if (!first) (void)madvise(nodes, nbytes, MADV_HUGEPAGE);
-  chunks_.push_back(nodes);
+  const std::size_t nbytes = first ? first_chunk_bytes : Chunks::huge_bytes;
+  auto* nodes = static_cast<Node*>(chunks_.add(nbytes));
   const std::size_t count = nbytes / sizeof(Node);
   std::uninitialized_default_construct_n(nodes, count);
   // Given out in order, so that neighbours by address are mostly neighbours in memory. The first few

@@ -6,10 +6,9 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <vector>
 
 #include "driver/types.hpp"
+#include "pool/chunks.hpp"
 #include "pool/size_classes.hpp"
 
 namespace ringmem::pool {
@@ -74,22 +73,16 @@ static_assert(sizeof(Node) == 64, "one cache line");
 // double free still points to a node.
 class NodeStore {
  public:
-  NodeStore() = default;
-  NodeStore(const NodeStore&) = delete;
-  NodeStore& operator=(const NodeStore&) = delete;
-  ~NodeStore();
   Node* get();
   void put(Node* node) noexcept;
   // Makes sure that the next `count` calls of get() cannot fail.
   void reserve(std::size_t count);
 
  private:
-  static constexpr std::size_t first_chunk_bytes = std::size_t{64} << 10;
-  // The others lie in huge pages: a million nodes would miss the TLB at every free.
-  static constexpr std::size_t chunk_bytes = std::size_t{2} << 20;
+  static constexpr std::size_t first_chunk_bytes = std::size_t{64} << 10;  // most pools need no more
   void refill();
 
-  std::vector<Node*> chunks_;
+  Chunks chunks_;
   Node* spare_ = nullptr;
   std::size_t spare_count_ = 0;
 };

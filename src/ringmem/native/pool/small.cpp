@@ -1,33 +1,20 @@
 #include "pool/small.hpp"
 
-#include <sys/mman.h>
-
 #include <memory>
 #include <new>
+#include <utility>
 
 namespace ringmem::pool {
 
 static_assert(sizeof(Span) % alignof(SmallBlock) == 0);
 
-SpanStore::~SpanStore() {
-  for (void* chunk : chunks_) std::free(chunk);
-}
-
 void* SpanStore::carve(std::size_t nbytes) {
   nbytes = round_up(nbytes, 64);
-  if (used_ + nbytes > chunk_bytes) {
-    chunks_.push_back(nullptr);
-    chunks_.back() = std::aligned_alloc(chunk_bytes, chunk_bytes);
-    if (!chunks_.back()) {
-      chunks_.pop_back();
-      throw std::bad_alloc();
-    }
-    (void)madvise(chunks_.back(), chunk_bytes, MADV_HUGEPAGE);
+  if (used_ + nbytes > Chunks::huge_bytes) {
+    chunk_ = static_cast<char*>(chunks_.add(Chunks::huge_bytes));
     used_ = 0;
   }
-  void* memory = static_cast<char*>(chunks_.back()) + used_;
-  used_ += nbytes;
-  return memory;
+  return chunk_ + std::exchange(used_, used_ + nbytes);
 }
 
 Span* SpanStore::get(int size_class, Node* node) {

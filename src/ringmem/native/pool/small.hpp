@@ -6,9 +6,8 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
-#include <vector>
 
+#include "pool/chunks.hpp"
 #include "pool/node.hpp"
 #include "pool/size_classes.hpp"
 
@@ -115,21 +114,16 @@ static_assert(span_count(0) < Span::none);
 // a block that was freed twice is still a record.
 class SpanStore {
  public:
-  SpanStore() = default;
-  SpanStore(const SpanStore&) = delete;
-  SpanStore& operator=(const SpanStore&) = delete;
-  ~SpanStore();
   Span* get(int size_class, Node* node);  // all blocks free
   void put(Span* span) noexcept;
 
  private:
-  // Records lie in huge pages: a million of them would miss the TLB at every free.
-  static constexpr std::size_t chunk_bytes = std::size_t{2} << 20;
   void* carve(std::size_t nbytes);
 
   std::array<Span*, small_classes> spare_{};
-  std::vector<void*> chunks_;
-  std::size_t used_ = chunk_bytes;  // of the last chunk
+  Chunks chunks_;
+  char* chunk_ = nullptr;  // the last one
+  std::size_t used_ = Chunks::huge_bytes;  // of it
 };
 
 }  // namespace ringmem::pool
