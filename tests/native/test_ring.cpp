@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "driver/fork.hpp"
 #include "driver/status.hpp"
 #include "ring/consumer.hpp"
 #include "ring/memory.hpp"

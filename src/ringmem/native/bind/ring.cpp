@@ -196,18 +196,18 @@ class Watch {
   void close() {
     if (!open_) return;
     open_ = false;
-    if (generation_ == ring::fork_generation()) ring::Poller::instance().unwatch(id_);
+    if (generation_ == fork_generation()) ring::Poller::instance().unwatch(id_);
   }
 
  private:
   void arm(ring::Poller::Ready ready) {
-    if (!open_ || generation_ != ring::fork_generation()) throw Closed("the watch is closed");
+    if (!open_ || generation_ != fork_generation()) throw Closed("the watch is closed");
     ring::Poller::instance().arm(id_, std::move(ready));
   }
 
   ring::Poller::WatchId id_;
   nb::object keep_;  // the memory that the poller looks at
-  std::uint64_t generation_ = ring::fork_generation();
+  std::uint64_t generation_ = fork_generation();
   bool open_ = true;
 };
 

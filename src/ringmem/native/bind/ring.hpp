@@ -10,6 +10,7 @@
 
 #include "bind/numpy_array.hpp"
 #include "bind/objects.hpp"
+#include "driver/fork.hpp"
 #include "ring/consumer.hpp"
 #include "ring/process.hpp"
 #include "ring/producer.hpp"
@@ -112,7 +113,7 @@ struct NativeEndpoint {
 
   // Idempotent, and what the destructor does: the peer sees the end. A fork's copy only forgets.
   void close() noexcept {
-    if (closed.exchange(true) || generation != ring::fork_generation()) return;
+    if (closed.exchange(true) || generation != fork_generation()) return;
     endpoint.close();
     if constexpr (std::is_same_v<Endpoint, ring::Producer>) ring::sign(*view.producer, {});
     else ring::sign(*view.consumer, {});
@@ -137,7 +138,7 @@ struct NativeEndpoint {
   // waits for. Written by whoever has the endpoint, read by others too.
   Count abandoned;
   Count awaited;
-  std::uint64_t generation = ring::fork_generation();
+  std::uint64_t generation = fork_generation();
   std::atomic<bool> busy{false};
   std::atomic<bool> closed{false};
 
@@ -155,7 +156,7 @@ class Use {
  public:
   explicit Use(NativeEndpoint<Endpoint>& native) : native_(native) {
     if (native.closed.load(std::memory_order_relaxed)) throw Closed("the endpoint is closed");
-    if (native.generation != ring::fork_generation()) {
+    if (native.generation != fork_generation()) {
       throw Closed("the endpoint belongs to the parent process; a fork must attach one of its own");
     }
     if (native.busy.exchange(true, std::memory_order_acquire)) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bind/ring_call.hpp"
+#include "driver/fork.hpp"
 #include "ring/poller.hpp"
 
 namespace ringmem::bind {
@@ -38,7 +39,7 @@ struct AsyncCaller {
   PyObject* running_loop;    // asyncio._get_running_loop
   int fd = -1;               // of the eventfd that the loop watches
   ring::Poller::WatchId watch = 0;
-  std::uint64_t generation = ring::fork_generation();
+  std::uint64_t generation = fork_generation();
   bool armed = false, draining = false, checking = false;
   std::vector<ReplyObject*> finished;  // scratch of drain()
 };
@@ -295,7 +296,7 @@ PyObject* attach(PyObject* object, PyObject* args) {
   int fd = -1;
   if (!PyArg_ParseTuple(args, "Oi", &loop, &fd)) return nullptr;
   try {
-    if (caller.watch != 0 && caller.generation == ring::fork_generation()) {
+    if (caller.watch != 0 && caller.generation == fork_generation()) {
       ring::Poller::instance().unwatch(caller.watch);
     }
     caller.watch = 0;
@@ -353,7 +354,7 @@ PyObject* fail(PyObject* object, PyObject* error) {
 
 void dealloc(PyObject* object) {
   AsyncCaller* caller = reinterpret_cast<CallerObject*>(object)->caller;
-  if (caller->watch != 0 && caller->generation == ring::fork_generation()) {
+  if (caller->watch != 0 && caller->generation == fork_generation()) {
     ring::Poller::instance().unwatch(caller->watch);
   }
   for (const auto& channel : caller->channels) {

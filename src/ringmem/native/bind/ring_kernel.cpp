@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bind/objects.hpp"
+#include "driver/fork.hpp"
 #include "ring/poller.hpp"
 #include "ring/watchdog.hpp"
 
@@ -62,10 +63,10 @@ class Watched {
 
   void forget() {
     if (!open_.exchange(false)) return;
-    if (generation_ == ring::fork_generation()) ring::Watchdog::instance().forget(id_);
+    if (generation_ == fork_generation()) ring::Watchdog::instance().forget(id_);
   }
   u64 stalled() const {
-    return open_ && generation_ == ring::fork_generation() ? ring::Watchdog::instance().stalled(id_)
+    return open_ && generation_ == fork_generation() ? ring::Watchdog::instance().stalled(id_)
                                                            : 0;
   }
   u64 wait_for_change(u64 known, double timeout_s) const {
@@ -76,7 +77,7 @@ class Watched {
 
  private:
   ring::Watchdog::Id id_;
-  std::uint64_t generation_ = ring::fork_generation();
+  std::uint64_t generation_ = fork_generation();
   std::atomic<bool> open_{true};
 };
 

@@ -5,12 +5,10 @@
 
 #include <cstdint>
 
+#include "driver/fork.hpp"
 #include "driver/status.hpp"
 
 namespace ringmem::mapping {
-
-// Grows by one in every forked child; reading it costs one load where getpid() is a system call.
-std::uint32_t fork_generation() noexcept;
 
 class ProcessMark {
  public:
@@ -26,7 +24,7 @@ class ProcessMark {
   }
 
  private:
-  std::uint32_t generation_;
+  std::uint64_t generation_;
 };
 
 }  // namespace ringmem::mapping

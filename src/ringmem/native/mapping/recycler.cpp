@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "driver/fork.hpp"
 #include "mapping/arithmetic.hpp"
 #include "mapping/limits.hpp"
 
@@ -17,7 +18,7 @@ using Key = std::tuple<const Driver*, LocationKind, int, bool, bool>;
 struct Registry {
   std::mutex mutex;
   std::map<Key, std::weak_ptr<Recycler>> recyclers;
-  std::uint32_t generation = fork_generation();
+  std::uint64_t generation = fork_generation();
 };
 
 // A forked child starts with an empty one: the parent's lock may be held for ever.

@@ -67,7 +67,7 @@ class Thread {
     return thread_.joinable();
   }
 
-  std::uint32_t generation() const noexcept { return generation_; }
+  std::uint64_t generation() const noexcept { return generation_; }
 
  private:
   void run() noexcept {
@@ -111,7 +111,7 @@ class Thread {
     passed_.notify_all();
   }
 
-  const std::uint32_t generation_ = fork_generation();
+  const std::uint64_t generation_ = fork_generation();
   std::mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable passed_;

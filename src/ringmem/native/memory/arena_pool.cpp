@@ -1,9 +1,6 @@
 #include "memory/arena_pool.hpp"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <atomic>
 #include <string>
 #include <utility>
 
@@ -13,14 +10,6 @@ namespace {
 constexpr std::size_t unit = 512;  // bytes
 constexpr std::size_t largest_request = std::size_t{1} << 40;
 
-std::atomic<std::uint64_t> fork_generation{0};
-
-std::uint64_t watch_forks() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { ++fork_generation; });
-  static_cast<void>(registered);
-  return fork_generation.load();
-}
-
 }  // namespace
 
 ArenaPool::ArenaPool(DriverRef driver, int device, std::unique_ptr<ArenaSource> source,
@@ -28,7 +17,7 @@ ArenaPool::ArenaPool(DriverRef driver, int device, std::unique_ptr<ArenaSource> 
     : driver_(std::move(driver)),
       device_(device),
       source_(std::move(source)),
-      generation_(watch_forks()),
+      generation_(fork_generation()),
       events_(driver_),
       options_(options) {}
 
@@ -48,7 +37,7 @@ ArenaPool::Bin& ArenaPool::bin_of(std::size_t nbytes) noexcept {
 }
 
 bool ArenaPool::foreign() const noexcept {
-  return generation_ != fork_generation.load(std::memory_order_relaxed);
+  return generation_ != fork_generation();
 }
 
 void ArenaPool::check_open() const {

@@ -15,6 +15,7 @@
 #include <set>
 #include <vector>
 
+#include "driver/fork.hpp"
 #include "memory/allocator.hpp"
 #include "memory/arena_sources.hpp"
 #include "memory/driver_allocators.hpp"

@@ -26,7 +26,7 @@ Pool::Pool(DriverRef driver, int device, PoolOptions options)
     : driver_(std::move(driver)),
       device_(device),
       options_(std::move(options)),
-      generation_((watch_forks(), BiasedLock::prepare(), fork_generation.load())),
+      generation_((BiasedLock::prepare(), fork_generation())),
       gate_(generation_),
       threshold_(options_.release_threshold),
       streams_(*driver_, device),
@@ -71,7 +71,7 @@ inline Pool::Parked Pool::take_parked(std::size_t nbytes, Shard& shard, Block* b
 }
 
 bool Pool::try_allocate(std::size_t nbytes, StreamHandle stream, Block* block) noexcept {
-  if (gate_.load(relaxed) != fork_generation.load(relaxed)) [[unlikely]] return false;
+  if (gate_.load(relaxed) != fork_generation()) [[unlikely]] return false;
   const int slot = streams_.slot_of(stream);
   if (slot == StreamOrder::shared_slot || nbytes - 1 >= largest_request) [[unlikely]] return false;
   Shard& shard = shards_[static_cast<std::size_t>(slot)];

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "driver/driver.hpp"
+#include "driver/fork.hpp"
 #include "memory/allocator.hpp"
-#include "pool/fork.hpp"
 #include "pool/options.hpp"
 #include "pool/pages.hpp"
 #include "pool/shard.hpp"
@@ -89,7 +89,7 @@ class Pool final : public Allocator {
   bool closed() const noexcept { return gate_.load(std::memory_order_relaxed) == gate_closed; }
   // Whether this process is a fork of the one that made it.
   bool foreign() const noexcept {
-    return generation_ != pool::fork_generation.load(std::memory_order_relaxed);
+    return generation_ != fork_generation();
   }
   // In a fork child this and the figures are empty: the parent's threads may hold the locks.
   std::vector<LiveBlock> live_blocks(std::size_t most = unlimited) const;

@@ -12,6 +12,7 @@
 #include <system_error>
 #include <thread>
 
+#include "driver/fork.hpp"
 #include "driver/status.hpp"
 #include "ring/cpu_loop.hpp"
 #include "ring/poller.hpp"

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "driver/fork.hpp"
 #include "ring/geometry.hpp"
 #include "ring/poller.hpp"
 

@@ -14,14 +14,10 @@ using namespace std::chrono_literals;
 
 constexpr auto linger = 1s;  // how long the thread outlives its last waiter
 
-std::atomic<std::uint64_t> generation{0};
 std::atomic<Poller*> current{nullptr};
 
 // The parent's mutex may be held and its thread is gone: the child leaves all that behind.
-void forget_in_child() {
-  generation.fetch_add(1);
-  current.store(nullptr);
-}
+void forget_in_child() { current.store(nullptr); }
 
 void register_fork_handler() {
   static const int registered = pthread_atfork(nullptr, nullptr, forget_in_child);
@@ -29,11 +25,6 @@ void register_fork_handler() {
 }
 
 }  // namespace
-
-std::uint64_t fork_generation() noexcept {
-  register_fork_handler();
-  return generation.load(std::memory_order_relaxed);
-}
 
 Poller& Poller::instance() {
   register_fork_handler();

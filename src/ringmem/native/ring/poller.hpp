@@ -67,7 +67,4 @@ class Poller {
   std::atomic<std::int64_t> interval_us_{20};
 };
 
-// Grows by one in each forked child: what belongs to the parent can tell.
-std::uint64_t fork_generation() noexcept;
-
 }  // namespace ringmem::ring

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "driver/fork.hpp"
 #include "ring/poller.hpp"
 
 namespace ringmem::ring {

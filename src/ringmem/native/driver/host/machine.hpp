@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "driver/fork.hpp"
 #include "driver/host/handles.hpp"
 #include "driver/host/heap.hpp"
 #include "driver/host/host_driver.hpp"

@@ -1,7 +1,6 @@
 #include "driver/host/process.hpp"
 
 #include <errno.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -15,10 +14,7 @@
 namespace ringmem::host {
 namespace {
 
-std::atomic<std::uint64_t> generation{1};
 std::atomic<std::size_t> mappings{0};
-
-void count_fork() { generation.fetch_add(1, std::memory_order_relaxed); }
 
 std::size_t system_mapping_limit() noexcept {
   static const std::size_t limit = [] {
@@ -40,12 +36,6 @@ bool checked_copy(void* dst, const void* src, std::size_t nbytes) noexcept {
 }
 
 }  // namespace
-
-std::uint64_t fork_generation() noexcept {
-  static const int registered = pthread_atfork(nullptr, nullptr, &count_fork);
-  (void)registered;
-  return generation.load(std::memory_order_relaxed);
-}
 
 bool charge_mappings(std::size_t count, std::size_t limit) noexcept {
   if (limit == 0) limit = system_mapping_limit();

@@ -19,9 +19,6 @@ constexpr bool is_power_of_two(std::uint64_t value) noexcept {
   return value != 0 && (value & (value - 1)) == 0;
 }
 
-// Counts forks along the line of processes that leads here: differs between parent and child.
-std::uint64_t fork_generation() noexcept;
-
 // Kernel mappings of all drivers of the process, kept below vm.max_map_count: at that limit even an
 // unmap fails. `limit` 0 means what the system allows less some headroom for everybody else.
 bool charge_mappings(std::size_t count, std::size_t limit) noexcept;
