@@ -56,6 +56,7 @@ def test_a_forked_child_may_look_whatever_the_parents_threads_hold(device):
         for _ in range(20):
             child = os.fork()
             if child == 0:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout has a handler
                 signal.alarm(20)
                 code = 1
                 try:

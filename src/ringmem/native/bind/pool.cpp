@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
@@ -26,9 +27,13 @@ std::vector<std::weak_ptr<Pool>>& pools() {
 
 void tell_pools(const NativeDevice& device, StreamHandle stream) noexcept {
   std::vector<std::shared_ptr<Pool>> told;
+  std::vector<std::weak_ptr<Pool>> gone;  // may hold the last of a driver, whose end gives up the GIL
   try {
     const std::lock_guard guard(pools_mutex);
-    std::erase_if(pools(), [](const auto& pool) { return pool.expired(); });
+    const auto first_gone = std::partition(pools().begin(), pools().end(),
+                                           [](const auto& pool) { return !pool.expired(); });
+    gone.assign(std::move_iterator(first_gone), std::move_iterator(pools().end()));
+    pools().erase(first_gone, pools().end());
     for (const auto& entry : pools()) {
       if (auto pool = entry.lock(); pool && pool->driver() == device.driver) {
         told.push_back(std::move(pool));
