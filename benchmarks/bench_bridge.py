@@ -13,7 +13,7 @@ BAR_OF_RAW, FROM_NBYTES = 0.95, 1 << 20
 def main() -> None:
     options = harness.arguments(__doc__)
     device = rm.Device(options.device)
-    result = bench_bridge.run(device.name, 10 if options.quick else 300)
+    result = bench_bridge.run(device.name, 10 if options.quick else 150)
     if not result["verified"]:
         raise SystemExit("a message did not arrive as it was sent")
     rows = []
