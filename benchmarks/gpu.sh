@@ -62,15 +62,17 @@ PY
 # alone; the rest on several processes where pytest-xdist is there.
 tests() {
   header "tests ${marks:+(-m '$marks')}"
-  local alone=(tests/driver tests/ring/test_cuda_kernel.py) spread=() worst=0
+  local alone=(tests/driver tests/residency tests/ring/test_cuda_kernel.py tests/ring/test_by_force.py)
+  local spread=() worst=0 one
   if [ ${#pytest_arguments[@]} -gt 0 ]; then
     run_pytest pytest "${pytest_arguments[@]}"
     return
   fi
   "$python" -c 'import xdist' 2>/dev/null && spread=(-n $(($(nproc) * 3 / 4)) --dist loadfile)
   run_pytest pytest "${spread[@]}" "${alone[@]/#/--ignore=}" || worst=1
-  run_pytest pytest-driver "${alone[0]}" || worst=1
-  run_pytest pytest-kernel "${alone[1]}" || worst=1
+  for one in "${alone[@]}"; do
+    run_pytest "pytest-$(basename "$one" .py)" "$one" || worst=1
+  done
   return $worst
 }
 
