@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import signal
 import sys
 import threading
 import time
@@ -10,6 +11,10 @@ from pathlib import Path
 import pytest
 
 import ringmem
+
+# A suite that was started in the background ignores SIGINT, and so would every process it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def cuda_devices(count):
