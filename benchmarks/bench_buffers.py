@@ -15,6 +15,7 @@ import numpy as np
 import peers
 
 import ringmem as rm
+from ringmem import DeviceBuffer
 
 SIZES = {"256 B": 256, "1 MiB": 1 << 20, "64 MiB": 64 << 20}
 BATCH = 100
@@ -22,7 +23,7 @@ BATCH = 100
 
 def ringmem_pair(device: rm.Device, stream: rm.Stream, nbytes: int) -> Callable[[], object]:
     def pair() -> None:
-        rm.DeviceBuffer(nbytes, device=device, stream=stream).close()
+        DeviceBuffer(nbytes, device=device, stream=stream).close()
 
     return pair
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -167,6 +168,30 @@ def test_polling_needs_no_flush():
             assert time.monotonic() < limit
         assert bridge.recv(1, timeout_s=5)["number"].tolist() == [4]
         del device
+
+
+def test_what_ended_the_polling_thread_is_raised_by_every_call():
+    driver = _native.FaultyDriver(_native.HostDriver())
+    device = ringmem.devices_of(driver)[0]
+    with RingBufferBridge("i8", 8, device, strategy=DmaPolling(interval_us=50)) as bridge:
+        driver.fail("copy_async")
+        bridge.send([1])
+        deadline = time.monotonic() + 5
+        with pytest.raises(DriverError):
+            while time.monotonic() < deadline:
+                bridge.recv()
+        driver.clear()  # the thread is gone, so the bridge does not come back
+        for use in (bridge.flush_to_device, bridge.flush_to_host, lambda: bridge.send([2])):
+            with pytest.raises(DriverError, match="cuMemcpyAsync"):
+                use()
+
+
+def test_a_flush_counts_once_what_it_moves_however_many_threads_flush():
+    with RingBufferBridge("i8", 1024, "cpu", strategy=Sync()) as bridge:
+        bridge.send(np.arange(1024))
+        with ThreadPoolExecutor(4) as threads:
+            moved = list(threads.map(lambda _: bridge.flush_to_device(), range(32)))
+        assert sum(moved) == 1024
 
 
 def test_flushes_can_be_awaited():

@@ -50,6 +50,10 @@ class BridgeCounters:
     written_by_device: int
 
 
+def _refuse() -> int:
+    raise ClosedError("the bridge is closed")
+
+
 class RingBufferBridge(Closing):
     """Messages of one dtype between the host and a device, each way through a ring.
 
@@ -105,7 +109,6 @@ class RingBufferBridge(Closing):
         self.strategy = choose_strategy(strategy, decision)
         wanted = self.strategy.stream if isinstance(self.strategy, Async) else None
         self._owns_stream = wanted is None
-        self._waits = not isinstance(self.strategy, Async)
         self._stream = (
             self.device.create_stream() if wanted is None else as_stream(wanted, self.device)
         )
@@ -120,9 +123,12 @@ class RingBufferBridge(Closing):
                 copies=self.strategy.copies,
                 unified=isinstance(self.strategy, Unified),
                 mapped_counters=mapped,
+                waits=not isinstance(self.strategy, Async),
             )
             for to_device in (True, False)
         )
+        # As near to native code as can be (Mover::flush says why).
+        self._push, self._pull = self._in.flush, self._out.flush
         self.capacity = self._in.ring.capacity
         self._closing = threading.Lock()  # of two threads that close, one does
         self._producer = self._in.ring.producer("refuse")
@@ -213,15 +219,7 @@ class RingBufferBridge(Closing):
         DriverError
             A copy failed.
         """
-        self._check()
-        mover = self._in.mover
-        if mover is None:
-            return 0
-        if self._thread is None:
-            return mover.push(self._waits)
-        before = mover.moved  # the thread may be moving meanwhile
-        mover.push(True)
-        return mover.moved - before
+        return self._push()
 
     def flush_to_host(self) -> int:
         """Let the host have what the device wrote.
@@ -238,15 +236,7 @@ class RingBufferBridge(Closing):
         CorruptedError
             The device's index is impossible.
         """
-        self._check()
-        mover = self._out.mover
-        if mover is None:
-            return 0
-        if self._thread is None:
-            return mover.pull(not self._waits)
-        before = mover.moved
-        mover.pull(False)
-        return mover.moved - before
+        return self._pull()
 
     async def flush_to_device_async(self) -> int:
         """:meth:`flush_to_device` without blocking the event loop; a thread waits."""
@@ -284,7 +274,7 @@ class RingBufferBridge(Closing):
 
     def _check(self) -> None:
         if self._closed:
-            raise ClosedError("the bridge is closed")
+            _refuse()
         if self._thread is not None:
             self._thread.check()
 
@@ -297,6 +287,7 @@ class RingBufferBridge(Closing):
             if self._closed:
                 return
             self._closed = True
+            self._push = self._pull = _refuse
         if self._thread is not None:
             self._thread.stop()
         if self._owns_stream:

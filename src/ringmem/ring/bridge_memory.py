@@ -7,6 +7,7 @@ where none can be mapped); native code moves (mover.hpp).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,7 @@ class Direction:
         copies: bool,
         unified: bool,
         mapped_counters: bool,
+        waits: bool,
     ) -> None:
         self.device, self.stream = device, stream
         self.to_device, self.copies = to_device, copies
@@ -105,6 +107,7 @@ class Direction:
                 slot_nbytes=self.ring.slot_nbytes,
                 to_device=to_device,
                 mapped=mapped_counters,
+                waits=waits,
             )
 
     def _describe(self) -> None:
@@ -132,6 +135,11 @@ class Direction:
         offset = self._header - self._host.ptr
         base = self._host.device_ptr if isinstance(self._host, PinnedBuffer) else self._host.ptr
         return base + offset
+
+    @property
+    def flush(self) -> Callable[[], int]:
+        """What a flush calls: native code, or nothing where nothing is copied."""
+        return int if self.mover is None else self.mover.flush
 
     # --- indices ---------------------------------------------------------------------------------
     @property

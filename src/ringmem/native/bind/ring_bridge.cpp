@@ -15,7 +15,7 @@ using ring::u64;
 
 void new_mover(Mover* self, NativeStream& stream, nb::object /*memory*/, u64 ring, u64 header,
                u64 device_header, u64 host_slots, u64 device_slots, u64 word, u64 capacity,
-               u64 slot_nbytes, bool to_device, bool mapped) {
+               u64 slot_nbytes, bool to_device, bool mapped, bool waits) {
   const ring::MoverPlaces places{reinterpret_cast<layout::RingHeader*>(ring),
                                  reinterpret_cast<layout::RingHeader*>(header),
                                  device_header,
@@ -25,7 +25,8 @@ void new_mover(Mover* self, NativeStream& stream, nb::object /*memory*/, u64 rin
                                  capacity,
                                  slot_nbytes,
                                  to_device,
-                                 mapped};
+                                 mapped,
+                                 waits};
   new (self) Mover(stream.device->driver, stream.device->ordinal, stream.handle, places);
 }
 
@@ -48,9 +49,8 @@ void bind_ring_bridge(nb::module_& m) {
       .def("__init__", &new_mover, nb::arg("stream"), nb::arg("memory"), nb::arg("ring"),
            nb::arg("header"), nb::arg("device_header"), nb::arg("host_slots"),
            nb::arg("device_slots"), nb::arg("word"), nb::arg("capacity"), nb::arg("slot_nbytes"),
-           nb::arg("to_device"), nb::arg("mapped"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
-      .def("push", &Mover::push, nb::arg("wait"), released())
-      .def("pull", &Mover::pull, nb::arg("in_order"), released())
+           nb::arg("to_device"), nb::arg("mapped"), nb::arg("waits"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+      .def("flush", &Mover::flush, released())
       .def("device_index", &Mover::device_index, nb::arg("index"), released())
       .def("take_back", &Mover::take_back, released())
       .def("tell_head", &Mover::tell_head, nb::arg("head"), released())

@@ -40,9 +40,16 @@ Mover::Mover(DriverRef driver, int device, StreamHandle stream, const MoverPlace
   told_head_ = load(places.ring->consumer.head);
 }
 
+u64 Mover::flush() {
+  const u64 before = moved();
+  const u64 count = places_.to_device ? push(places_.waits) : pull(!places_.waits);
+  return shared_ ? moved() - before : count;
+}
+
 u64 Mover::push(bool wait) {
   require_same_process();
   const std::lock_guard lock(mutex_);
+  require_no_error();
   const u64 tail = load(places_.ring->producer.tail);
   const u64 start = moved();
   if (tail == start) return 0;
@@ -61,6 +68,7 @@ u64 Mover::push(bool wait) {
 u64 Mover::pull(bool in_order) {
   require_same_process();
   const std::lock_guard lock(mutex_);
+  require_no_error();
   u64 count = pull_once();
   if (!in_order) return count;
   // A copy was waited for behind the stream's work; with none to make, that work is waited for here.
@@ -84,6 +92,11 @@ u64 Mover::pull_once() {
   synchronize();
   moved_.store(tail, std::memory_order_release);
   return count;
+}
+
+void Mover::fail(std::exception_ptr error) noexcept {
+  const std::lock_guard lock(mutex_);
+  error_ = std::move(error);
 }
 
 u64 Mover::device_index(Index index) {
@@ -171,9 +184,15 @@ void Mover::require_same_process() const {
   }
 }
 
+void Mover::require_no_error() const {
+  if (error_) std::rethrow_exception(error_);
+}
+
 // --- the thread --------------------------------------------------------------------------------------
 MoverThread::MoverThread(Mover& in, Mover& out, std::chrono::nanoseconds interval)
     : generation_(fork_generation()) {
+  in.share();
+  out.share();
   // Detached: a fork's child, where no such thread is, must not join it.
   std::thread(run, state_, std::ref(in), std::ref(out), interval).detach();
 }
@@ -204,6 +223,8 @@ void MoverThread::run(const std::shared_ptr<State>& state, Mover& in, Mover& out
       out.pull(false);
     } catch (...) {
       error = std::current_exception();
+      in.fail(error);
+      out.fail(error);
     }
     lock.lock();
     state->error = error;

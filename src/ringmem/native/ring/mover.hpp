@@ -33,6 +33,7 @@ struct MoverPlaces {
   u64 slot_nbytes = 0;
   bool to_device = true;
   bool mapped = true;  // the device's header is memory that both sides see
+  bool waits = true;   // flush() waits for the stream
 };
 
 enum class Index : std::uint8_t { tail, head };  // producer.tail, consumer.head
@@ -44,6 +45,10 @@ class Mover {
  public:
   Mover(DriverRef driver, int device, StreamHandle stream, const MoverPlaces& places);
 
+  // push() or pull(), as the places say; returns how many messages moved, those of a MoverThread in
+  // the meantime among them. All that a flush from Python does: between two of them megabytes went
+  // through the caches, and every line of Python costs a tenth of a microsecond to find again.
+  u64 flush();
   // Copies to the device what the host's producer published; returns how many messages. Waits for
   // the stream where `wait`; else the index follows the copies in the stream's order.
   u64 push(bool wait);
@@ -52,6 +57,10 @@ class Mover {
   u64 pull(bool in_order);
   // Messages moved (or submitted) since the beginning; any thread may ask.
   u64 moved() const noexcept { return moved_.load(std::memory_order_acquire); }
+
+  // From now on a thread moves too; and: it had to stop, and every flush says why.
+  void share() noexcept { shared_ = true; }
+  void fail(std::exception_ptr error) noexcept;
 
   // An index that the device writes.
   u64 device_index(Index index);
@@ -62,6 +71,7 @@ class Mover {
 
  private:
   void require_same_process() const;
+  void require_no_error() const;
   void copy(DevicePtr dst, DevicePtr src, u64 nbytes);
   void copy_slots(u64 start, u64 count);
   u64 pull_once();
@@ -76,6 +86,8 @@ class Mover {
   std::mutex mutex_;
   std::atomic<u64> moved_{0};
   u64 told_head_ = 0;
+  bool shared_ = false;       // set before the thread is there
+  std::exception_ptr error_;  // of the thread
   std::uint64_t generation_;
 };
 
