@@ -27,6 +27,21 @@ def test_an_own_stream_is_created_and_destroyed(faulty):
     assert faulty.live["stream"] == 0
 
 
+def test_streams_and_events_are_constructed_like_any_object():
+    ours = ringmem.default_device()
+    with ringmem.Stream() as stream, ringmem.Event(timing=True) as event:
+        assert stream.device is ours
+        assert event.device is ours
+        assert stream.owned
+        assert current_stream(ours) is stream
+        event.record()
+    named = ringmem.Stream(ours.name, priority=-1, non_blocking=False)
+    assert named.device is ours
+    for kind in (ringmem.Stream, ringmem.Event):
+        with pytest.raises(ringmem.InvalidDeviceError, match="'cpu:99'"):
+            kind("cpu:99")
+
+
 def test_an_own_stream_is_destroyed_with_its_object(faulty):
     stream = ringmem.devices_of(faulty)[0].create_stream()
     assert faulty.live["stream"] == 1

@@ -22,8 +22,8 @@ def pool(
         str,
         typer.Option(
             metavar="NAMES",
-            help="Peers, by commas: torch, cupy, rmm-arena, rmm-binning, rmm-async, rmm-pool, "
-            "cuda.core; on a CUDA device.",
+            help="all, or peers by commas: torch, cupy, rmm-arena, rmm-binning, rmm-async, "
+            "rmm-pool, cuda.core; on a CUDA device.",
         ),
     ] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A quarter of the rounds.")] = False,

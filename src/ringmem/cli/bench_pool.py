@@ -53,10 +53,12 @@ def run_bench(
         A name in `against` is not known.
     """
     names = list(against)
+    if names == ["all"]:
+        names = list(PEERS)
     for name in names:
         if name not in FOREIGN_ALLOCATORS:
             raise InvalidValueError(
-                f"against holds {name!r}: give some of {', '.join(FOREIGN_ALLOCATORS)}"
+                f"against holds {name!r}: give all, or some of {', '.join(FOREIGN_ALLOCATORS)}"
             )
     bench = _Bench(device, names if device.platform == "cuda" else [], 5 if quick else 21)
     rows: list[Row] = []

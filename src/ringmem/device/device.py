@@ -150,7 +150,7 @@ class Device(_native.DeviceBase):
                 known = self._default_stream
                 stream = known() if known else None  # another thread may have been first
                 if stream is None:
-                    stream = Stream(self, 0)
+                    stream = Stream._of_handle(self, 0)
                     # Weak: the stream holds the device, and native references are no business of
                     # the garbage collector's.
                     self._default_stream = weakref.ref(stream)
@@ -188,7 +188,7 @@ class Device(_native.DeviceBase):
         DriverError
             The driver refused.
         """
-        return Event(self, timing, blocking_sync)
+        return Event(self, timing=timing, blocking_sync=blocking_sync)
 
     def synchronize(self) -> None:
         """Block until all work of the device is done, with the GIL released.

@@ -17,21 +17,48 @@ __all__ = ["Event"]
 class Event(_native.EventBase, Closing):
     """A point in the work of a stream.
 
-    Made by :meth:`Device.create_event`. It happens when the work that was submitted to the stream
-    before :meth:`record` is done; recording again moves it. An event that was never recorded
-    counts as having happened. Every method may be called from any thread.
+    ``Event(device)`` and :meth:`Device.create_event` create one. It happens when the work that was
+    submitted to the stream before :meth:`record` is done; recording again moves it. An event that
+    was never recorded counts as having happened. Every method may be called from any thread.
+
+    Parameters
+    ----------
+    device : Device or str, optional
+        By default :func:`default_device`.
+    timing : bool, default False
+        Keep the time, for :meth:`elapsed_ms`; costs a little.
+    blocking_sync : bool, default False
+        ``synchronize()`` without a timeout sleeps instead of spinning.
+
+    Raises
+    ------
+    InvalidDeviceError
+        There is no such device.
+    DriverError
+        The driver refused.
 
     Examples
     --------
-    >>> from ringmem import Device
+    >>> from ringmem import Device, Event
     >>> device = Device("cpu")
-    >>> with device.create_event(timing=True) as start, device.create_event(timing=True) as end:
+    >>> with Event(device, timing=True) as start, Event(device, timing=True) as end:
     ...     start.record()
     ...     end.record()
     ...     end.synchronize(timeout_s=10)
     ...     end.elapsed_ms(since=start) >= 0
     True
     """
+
+    def __init__(
+        self,
+        device: Device | str | None = None,
+        *,
+        timing: bool = False,
+        blocking_sync: bool = False,
+    ) -> None:
+        from ringmem.device.device import Device
+
+        super().__init__(Device(device), timing, blocking_sync)
 
     @property
     def device(self) -> Device:

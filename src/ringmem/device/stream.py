@@ -26,22 +26,57 @@ _DEAD_HANDLE = frozenset({1, 201, 400, 709})
 class Stream(_native.StreamBase):
     """A queue of work for one device, done in order.
 
-    Made by :meth:`Device.create_stream`, or by :func:`as_stream` from another library's stream,
-    which is then kept alive and never destroyed. As a context manager it is this thread's current
-    stream of its device; the work goes on afterwards, and the stream stays open. Every method may
-    be called from any thread.
+    ``Stream(device)`` and :meth:`Device.create_stream` create one, which is closed with
+    ``close()``, or when nobody holds it any more; :func:`as_stream` makes one of another library's
+    stream, which is then kept alive and never destroyed. As a context manager it is this thread's
+    current stream of its device; the work goes on afterwards, and the stream stays open. Every
+    method may be called from any thread.
+
+    Parameters
+    ----------
+    device : Device or str, optional
+        By default :func:`default_device`.
+    priority : int, default 0
+        Lower is more urgent; the driver clamps it to what the device has.
+    non_blocking : bool, default True
+        Not ordered with the legacy default stream.
+
+    Raises
+    ------
+    InvalidDeviceError
+        There is no such device.
+    DriverError
+        The driver refused.
 
     Examples
     --------
-    >>> from ringmem import Device, current_stream
+    >>> from ringmem import Device, Stream, current_stream
     >>> device = Device("cpu")
-    >>> stream = device.create_stream()
+    >>> stream = Stream(device)
     >>> with stream:
     ...     current_stream(device) is stream
     True
     >>> stream.synchronize(timeout_s=10)
     >>> stream.close()
     """
+
+    def __init__(
+        self,
+        device: Device | str | None = None,
+        *,
+        priority: int = 0,
+        non_blocking: bool = True,
+    ) -> None:
+        from ringmem.device.device import Device
+
+        super().__init__(Device(device), priority=priority, non_blocking=non_blocking)
+
+    @classmethod
+    def _of_handle(cls, device: Device, handle: int, owner: object = None) -> Stream:
+        """Wrap a stream that is somebody's; `owner` is kept alive."""
+        stream = cls.__new__(cls)
+        _native.StreamBase.__init__(stream, device, handle, owner)
+        return stream
 
     @property
     def device(self) -> Device:
@@ -241,11 +276,11 @@ def _check_device(stream: object, actual: Device, wanted: Device) -> None:
 def _foreign_stream(stream: object, device: Device, *, any_device: bool = False) -> Stream:
     handle = _handle_of(stream)
     if handle <= _LAST_DEFAULT_HANDLE:
-        return device.default_stream if handle == 0 else Stream(device, handle, stream)
+        return device.default_stream if handle == 0 else Stream._of_handle(device, handle, stream)
     actual = _device_of_handle(handle, stream, device)
     if not any_device:
         _check_device(stream, actual, device)
-    return Stream(actual, handle, stream)
+    return Stream._of_handle(actual, handle, stream)
 
 
 def _handle_of(stream: object) -> int:
