@@ -16,6 +16,7 @@ import peers
 
 import ringmem as rm
 from ringmem import DeviceBuffer
+from ringmem.cli.quiet_core import on_quiet_core
 
 SIZES = {"256 B": 256, "1 MiB": 1 << 20, "64 MiB": 64 << 20}
 BATCH = 100
@@ -74,7 +75,8 @@ def main() -> None:
     rows = []
     for name, nbytes in SIZES.items():
         pair = ringmem_pair(device, stream, nbytes)
-        ours, peer = side_by_side(pair, theirs, nbytes, samples)
+        with on_quiet_core():
+            ours, peer = side_by_side(pair, theirs, nbytes, samples)
         rows.append(harness.row(f"{name}, DeviceBuffer", ours, "ns"))
         if theirs:
             bound = 1.2 * float(np.median(peer)) + 300
@@ -83,7 +85,8 @@ def main() -> None:
             rows.append(harness.row(f"{name}, driver from C", peer, "ns"))
         if on_gpu:
             for other, call in other_pairs(nbytes).items():
-                times = harness.time_ns(call, batch=BATCH, samples=samples // 2)
+                with on_quiet_core():
+                    times = harness.time_ns(call, batch=BATCH, samples=samples // 2)
                 rows.append(harness.row(f"{name}, {other}", times, "ns"))
     stream.synchronize()
     harness.report("buffers", device, rows, options.json)

@@ -1,7 +1,8 @@
 """``ringmem bench pool``: what an allocation costs, beside the allocators of other libraries.
 
 Pairs are timed in loops of ``timeit``. Ours are given as they are; of the peers' the cost of the
-wrapper that calls them is subtracted, so that the comparison never flatters us.
+wrapper that calls them is subtracted, so that the comparison never flatters us. What one thread
+does is timed on the core that is quickest at that moment, ours and theirs alike.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmem.cli.allocators import FOREIGN_ALLOCATORS, open_allocator
+from ringmem.cli.quiet_core import on_quiet_core
 from ringmem.native import _native
 from ringmem.native.errors import InvalidValueError, NotSupportedError
 
@@ -97,8 +99,9 @@ class _Bench:
     def _time(self, statement: str, number: int = 10_000, **names: Any) -> list[float]:
         """Nanoseconds of the statement in each round."""
         timer = timeit.Timer(statement, globals=names)
-        timer.timeit(number)
-        return [value / number * 1e9 for value in timer.repeat(self._rounds, number)]
+        with on_quiet_core():
+            timer.timeit(number)
+            return [value / number * 1e9 for value in timer.repeat(self._rounds, number)]
 
     @contextmanager
     def _pool(self) -> Iterator[Any]:
@@ -177,7 +180,7 @@ class _Bench:
     def native(self) -> list[Row]:
         """The pair without Python."""
         rows = []
-        with self._pool() as pool:
+        with self._pool() as pool, on_quiet_core():
             for label, nbytes in _SIZES.items():
                 ns = [
                     _native.bench_pairs(pool.native_allocator, nbytes, 0, 200_000)
@@ -241,8 +244,9 @@ class _Bench:
         return np.maximum(gross - np.median(net), 0)
 
     def _rounds_of(self, run: Callable[[], None], count: int) -> Any:
-        run()
-        return np.array(timeit.repeat(run, number=1, repeat=self._rounds)) / count * 1e9
+        with on_quiet_core():
+            run()
+            return np.array(timeit.repeat(run, number=1, repeat=self._rounds)) / count * 1e9
 
     def live(self) -> list[Row]:
         """A pair, and a replacement of any block, while 10^3 to 10^6 blocks live.
@@ -260,7 +264,7 @@ class _Bench:
                 f"drawing one of {{:,}} handles, {label}, C++": [],
             }
             for count in fits:
-                with self._pool() as pool:
+                with self._pool() as pool, on_quiet_core():
                     times = [
                         _native.bench_live(pool.native_allocator, nbytes, 0, count, 100_000)
                         for _ in range(max(3, self._rounds // 4))

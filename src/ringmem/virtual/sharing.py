@@ -201,10 +201,12 @@ def _home_of(ticket: Ticket, device: Device | str | None) -> Device:
     for candidate in candidates:
         if candidate.uuid == ticket.device_uuid:
             return candidate
-    seen = ", ".join(candidate.name for candidate in candidates) or (
-        "none at all, as in a child that was forked after its parent used one: start it with "
-        "multiprocessing.get_context('spawn')"
-    )
+    seen = ", ".join(candidate.name for candidate in candidates) or "none at all"
+    if _native.forks():
+        seen += (
+            "; a child forked after its parent used a device does not see that one: start it with "
+            "multiprocessing.get_context('spawn')"
+        )
     raise InvalidDeviceError(
         f"the ticket's memory is on device {ticket.device_uuid}, which this process does not see; "
         f"it sees {seen}"

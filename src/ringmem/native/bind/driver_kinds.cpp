@@ -11,6 +11,7 @@
 
 #include "driver/cuda/cuda_driver.hpp"
 #include "driver/faulty/faulty_driver.hpp"
+#include "driver/fork.hpp"
 #include "driver/host/host_driver.hpp"
 
 namespace ringmem::bind {
@@ -154,6 +155,7 @@ void bind_driver_kinds(nb::module_& m) {
            },
            "device"_a, "ptr"_a, "nbytes"_a, "write"_a = false,
            "Whether `device` may read (or write) all of these bytes now.");
+  m.def("forks", &fork_generation, "How many forks lie between the process that loaded this and it.");
   m.def("host_driver", [] { return default_host_driver(); },
         "The simulated devices of this process, configured by RINGMEM_SIMULATE.");
   bind_faulty(m);
