@@ -155,7 +155,7 @@ void bind_driver_kinds(nb::module_& m) {
            },
            "device"_a, "ptr"_a, "nbytes"_a, "write"_a = false,
            "Whether `device` may read (or write) all of these bytes now.");
-  m.def("forks", &fork_generation, "How many forks lie between the process that loaded this and it.");
+  m.def("forks", &fork_generation, "Forks between the process that loaded the module and this one.");
   m.def("host_driver", [] { return default_host_driver(); },
         "The simulated devices of this process, configured by RINGMEM_SIMULATE.");
   bind_faulty(m);
