@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -131,9 +131,10 @@ class GrowableBuffer(Closing):
         nbytes = length * self._row_nbytes
         if self._core.resize_in_place(nbytes):
             return
-        # A growth frees nothing, so it needs no streams; but what is one now may be none any more
-        # once another thread has grown the buffer further.
-        self._core.resize(nbytes, self._ledger.plain(streams))
+        if nbytes < self._core.nbytes:
+            self._core.resize(nbytes, self._ledger.plain(streams))
+        else:  # frees nothing, also where another thread grows further meanwhile; needs no streams
+            self._core.grow(nbytes)
 
     def reserve_ahead(self, nbytes: int | str) -> None:
         """Keep up to `nbytes` (or ``"64 MiB"``) mapped beyond the size.
@@ -364,14 +365,14 @@ class GrowableBuffer(Closing):
 
     def _length_of(self, shape: int | tuple[int, ...]) -> int:
         try:
-            if isinstance(shape, SupportsIndex):
-                extents: tuple[int, ...] = (operator.index(shape), *self._max_shape[1:])
-            else:
-                extents = tuple(operator.index(extent) for extent in shape)
-        except TypeError as error:
-            raise InvalidValueError(
-                f"shape is {shape!r}: give the length of the first axis, or a tuple of integers"
-            ) from error
+            extents = (operator.index(shape), *self._max_shape[1:])  # type: ignore[arg-type]
+        except TypeError:
+            try:
+                extents = tuple(operator.index(extent) for extent in shape)  # type: ignore[union-attr]
+            except TypeError as error:
+                raise InvalidValueError(
+                    f"shape is {shape!r}: give the length of the first axis, or a tuple of integers"
+                ) from error
         if extents[1:] != self._max_shape[1:] or len(extents) != len(self._max_shape):
             raise InvalidValueError(
                 f"shape is {shape!r}: only the first axis of {self._max_shape} can change"

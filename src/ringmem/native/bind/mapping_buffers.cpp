@@ -61,6 +61,7 @@ void bind_growable(nb::module_& m) {
             self.resize(nbytes, streams_of(streams));
           },
           "nbytes"_a, "streams"_a)
+      .def("grow", &Growable::grow, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("reserve_ahead", &Growable::reserve_ahead, "nbytes"_a,
            nb::call_guard<nb::gil_scoped_release>())
       .def(

@@ -50,15 +50,18 @@ void Growable::resize(std::size_t nbytes, const std::vector<StreamRef>& streams)
   else grow(nbytes);
 }
 
+void Growable::require_reserved(std::size_t nbytes) const {
+  if (nbytes <= reserved()) return;
+  throw InvalidValue("nbytes: " + std::to_string(nbytes) + " bytes are more than the " +
+                     std::to_string(reserved()) +
+                     " that are reserved; make the buffer with a larger maximum");
+}
+
 // Growth into what is mapped: a step of the books, and a word to the mapping thread when what is
 // mapped ahead gets low. False when there is more to do.
 bool Growable::resize_in_place(std::size_t nbytes) {
   process_.require_own("resize");
-  if (nbytes > reserved()) {
-    throw InvalidValue("nbytes: " + std::to_string(nbytes) + " bytes are more than the " +
-                       std::to_string(reserved()) +
-                       " that are reserved; make the buffer with a larger maximum");
-  }
+  require_reserved(nbytes);
   bool low = false;
   {
     std::lock_guard lock(state_);
@@ -71,8 +74,9 @@ bool Growable::resize_in_place(std::size_t nbytes) {
   return true;
 }
 
-// When another thread grew further meanwhile, its size stays: a growth never frees anything.
 void Growable::grow(std::size_t nbytes) {
+  process_.require_own("grow");
+  require_reserved(nbytes);
   std::lock_guard layout(layout_);
   const std::size_t target = whole_pages(nbytes);
   {

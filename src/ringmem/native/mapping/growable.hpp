@@ -49,6 +49,8 @@ class Growable final : public Job, public std::enable_shared_from_this<Growable>
   // Shrinking returns at once: pages go when the work submitted to `streams` so far is over.
   // Throws InvalidValue beyond the reserve and below a pin, and then nothing has changed.
   void resize(std::size_t nbytes, const std::vector<StreamRef>& streams);
+  // To at least `nbytes`: where another thread grew further meanwhile, its size stays.
+  void grow(std::size_t nbytes);
   // The part of that which makes no driver call: false when one is needed. Never waits.
   bool resize_in_place(std::size_t nbytes);
   // Keeps up to `nbytes` mapped beyond the size, by the mapping thread. 0 turns it off.
@@ -98,7 +100,6 @@ class Growable final : public Job, public std::enable_shared_from_this<Growable>
     bool unmapped = true;  // false: the pages are in limbo, and nothing else was tried
   };
 
-  void grow(std::size_t nbytes);
   void shrink(std::size_t nbytes, const std::vector<StreamRef>& streams);
   void map_up_to(std::size_t target);                // layout_ held
   void map_more(const std::vector<std::size_t>& sizes, const PhysicalRef* ready);  // layout_ held
@@ -115,6 +116,7 @@ class Growable final : public Job, public std::enable_shared_from_this<Growable>
   std::size_t keep_locked() const noexcept;          // state_ held
   bool ahead_is_low_locked() const noexcept;         // state_ held
   void require_open_locked() const;                  // state_ held
+  void require_reserved(std::size_t nbytes) const;
   void begin_close();
   std::size_t whole_pages(std::size_t nbytes) const noexcept;
   void wake() noexcept;
