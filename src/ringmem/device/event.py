@@ -56,9 +56,11 @@ class Event(_native.EventBase, Closing):
         timing: bool = False,
         blocking_sync: bool = False,
     ) -> None:
-        from ringmem.device.device import Device
+        if not isinstance(device, _native.DeviceBase):
+            from ringmem.device.device import Device
 
-        super().__init__(Device(device), timing, blocking_sync)
+            device = Device(device)
+        super().__init__(device, timing, blocking_sync)
 
     @property
     def device(self) -> Device:

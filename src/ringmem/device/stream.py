@@ -67,9 +67,11 @@ class Stream(_native.StreamBase):
         priority: int = 0,
         non_blocking: bool = True,
     ) -> None:
-        from ringmem.device.device import Device
+        if not isinstance(device, _native.DeviceBase):
+            from ringmem.device.device import Device
 
-        super().__init__(Device(device), priority=priority, non_blocking=non_blocking)
+            device = Device(device)
+        super().__init__(device, priority=priority, non_blocking=non_blocking)
 
     @classmethod
     def _of_handle(cls, device: Device, handle: int, owner: object = None) -> Stream:
