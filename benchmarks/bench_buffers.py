@@ -54,10 +54,12 @@ def side_by_side(
     theirs: Callable[[int, int], float] | None,
     nbytes: int,
     samples: int,
+    settle: Callable[[], None],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Nanoseconds of a pair, ours and the driver's, in batches that alternate."""
     mine, peer = np.empty(samples), np.full(samples, np.nan)
     for i in range(-2, samples):  # the first two warm up
+        settle()
         one = harness.time_ns(ours, batch=BATCH, samples=1, warm_up=False)[0]
         other = theirs(nbytes, BATCH) if theirs else np.nan
         if i >= 0:
@@ -75,8 +77,8 @@ def main() -> None:
     rows = []
     for name, nbytes in SIZES.items():
         pair = ringmem_pair(device, stream, nbytes)
-        with on_quiet_core():
-            ours, peer = side_by_side(pair, theirs, nbytes, samples)
+        with on_quiet_core() as settle:
+            ours, peer = side_by_side(pair, theirs, nbytes, samples, settle)
         rows.append(harness.row(f"{name}, DeviceBuffer", ours, "ns"))
         if theirs:
             bound = 1.2 * float(np.median(peer)) + 300

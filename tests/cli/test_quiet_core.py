@@ -20,6 +20,28 @@ def test_the_thread_stays_on_the_quickest_core_and_may_use_all_afterwards(monkey
     assert os.sched_getaffinity(0) == allowed
 
 
+def test_a_core_that_has_become_slow_is_left(monkeypatch):
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < 2:
+        pytest.skip("one core leaves no choice")
+    seconds = dict.fromkeys(allowed, 1.0)
+
+    def here():
+        return next(iter(os.sched_getaffinity(0)))
+
+    def measured():
+        return seconds[here()]
+
+    monkeypatch.setattr(quiet_core, "_seconds", measured)
+    with quiet_core.on_quiet_core() as settle:
+        first = here()
+        settle()
+        assert here() == first
+        seconds[first] = 2.0
+        settle()
+        assert here() != first
+
+
 def test_an_error_inside_gives_the_cores_back():
     allowed = os.sched_getaffinity(0)
     with pytest.raises(KeyError), quiet_core.on_quiet_core():

@@ -99,9 +99,13 @@ class _Bench:
     def _time(self, statement: str, number: int = 10_000, **names: Any) -> list[float]:
         """Nanoseconds of the statement in each round."""
         timer = timeit.Timer(statement, globals=names)
-        with on_quiet_core():
+        with on_quiet_core() as settle:
             timer.timeit(number)
-            return [value / number * 1e9 for value in timer.repeat(self._rounds, number)]
+            seconds = []
+            for _ in range(self._rounds):
+                settle()
+                seconds.append(timer.timeit(number))
+        return [value / number * 1e9 for value in seconds]
 
     @contextmanager
     def _pool(self) -> Iterator[Any]:
@@ -180,12 +184,12 @@ class _Bench:
     def native(self) -> list[Row]:
         """The pair without Python."""
         rows = []
-        with self._pool() as pool, on_quiet_core():
+        with self._pool() as pool, on_quiet_core() as settle:
             for label, nbytes in _SIZES.items():
-                ns = [
-                    _native.bench_pairs(pool.native_allocator, nbytes, 0, 200_000)
-                    for _ in range(self._rounds)
-                ]
+                ns = []
+                for _ in range(self._rounds):
+                    settle()
+                    ns.append(_native.bench_pairs(pool.native_allocator, nbytes, 0, 200_000))
                 rows.append(_row(f"pair {label}, ringmem in C++", ns, bar=25))
         return rows
 
@@ -244,9 +248,13 @@ class _Bench:
         return np.maximum(gross - np.median(net), 0)
 
     def _rounds_of(self, run: Callable[[], None], count: int) -> Any:
-        with on_quiet_core():
+        with on_quiet_core() as settle:
             run()
-            return np.array(timeit.repeat(run, number=1, repeat=self._rounds)) / count * 1e9
+            seconds = []
+            for _ in range(self._rounds):
+                settle()
+                seconds.append(timeit.timeit(run, number=1))
+        return np.array(seconds) / count * 1e9
 
     def live(self) -> list[Row]:
         """A pair, and a replacement of any block, while 10^3 to 10^6 blocks live.
@@ -264,11 +272,13 @@ class _Bench:
                 f"drawing one of {{:,}} handles, {label}, C++": [],
             }
             for count in fits:
-                with self._pool() as pool, on_quiet_core():
-                    times = [
-                        _native.bench_live(pool.native_allocator, nbytes, 0, count, 100_000)
-                        for _ in range(max(3, self._rounds // 4))
-                    ]
+                times = []
+                with self._pool() as pool, on_quiet_core() as settle:
+                    for _ in range(max(3, self._rounds // 4)):
+                        settle()
+                        times.append(
+                            _native.bench_live(pool.native_allocator, nbytes, 0, count, 100_000)
+                        )
                 for (name, made), ns in zip(kinds.items(), zip(*times, strict=True), strict=True):
                     made.append(_row(name.format(count), ns))
             pairs, replaced, *_ = kinds.values()
