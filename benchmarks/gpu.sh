@@ -62,7 +62,8 @@ PY
 # alone; the rest on several processes where pytest-xdist is there.
 tests() {
   header "tests ${marks:+(-m '$marks')}"
-  local alone=(tests/driver tests/residency tests/ring/test_cuda_kernel.py tests/ring/test_by_force.py)
+  local alone=(tests/driver tests/residency tests/virtual/test_every_platform.py
+    tests/ring/test_cuda_kernel.py tests/ring/test_by_force.py)
   local spread=() worst=0 one
   if [ ${#pytest_arguments[@]} -gt 0 ]; then
     run_pytest pytest "${pytest_arguments[@]}"
