@@ -7,6 +7,10 @@ import time
 
 import numpy as np
 
+from ringmem import NativeHandler
+from ringmem.native import _native
+from ringmem.ring import RingKernel
+
 PAIR = np.dtype([("a", "i8"), ("b", "i8")])
 TOTAL = np.dtype([("total", "i8")])
 ECHO = np.dtype([("words", "u8", (7,))])
@@ -46,3 +50,22 @@ def endless(message, reply, state):
 
 def raises(message, reply, state):
     raise ValueError("no handler may raise")
+
+
+# --- the echo: every word times three, and one -----------------------------------------------------
+
+
+def native_echo(**arguments: object) -> RingKernel:
+    return RingKernel(
+        NativeHandler(_native.echo_handler(7)), message=ECHO, device="cpu", **arguments
+    )
+
+
+def message(number: int) -> np.void:
+    one = np.zeros(1, ECHO)
+    one["words"] = number
+    return one[0]
+
+
+def first(reply: np.void) -> int:
+    return int(reply["words"][0])

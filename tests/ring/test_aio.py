@@ -8,27 +8,10 @@ import threading
 import handlers_for_tests as h
 import numpy as np
 import pytest
-from handlers_for_tests import ECHO
+from handlers_for_tests import ECHO, first, message, native_echo
 
-from ringmem import ClosedError, HandlerError, InvalidValueError, KernelFailedError, NativeHandler
-from ringmem.native import _native
+from ringmem import ClosedError, HandlerError, InvalidValueError, KernelFailedError
 from ringmem.ring import RingKernel
-
-
-def native_echo(**arguments: object) -> RingKernel:
-    return RingKernel(
-        NativeHandler(_native.echo_handler(7)), message=ECHO, device="cpu", **arguments
-    )
-
-
-def message(number: int) -> np.void:
-    one = np.zeros(1, ECHO)
-    one["words"] = number
-    return one[0]
-
-
-def first(reply: np.void) -> int:
-    return int(reply["words"][0])
 
 
 def test_await_kernel_call() -> None:

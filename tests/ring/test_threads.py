@@ -9,28 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handlers_for_tests import ECHO
+from handlers_for_tests import ECHO, first, message, native_echo
 
-from ringmem import ClosedError, InvalidValueError, NativeHandler, RingmemError
-from ringmem.native import _native
+from ringmem import ClosedError, InvalidValueError, RingmemError
 from ringmem.ring import Ring, RingKernel
-
-
-def native_echo(**arguments: object) -> RingKernel:
-    return RingKernel(
-        NativeHandler(_native.echo_handler(7)), message=ECHO, device="cpu", **arguments
-    )
-
-
-def message(number: int) -> np.void:
-    one = np.zeros(1, ECHO)
-    one["words"] = number
-    return one[0]
-
-
-def first(reply: Any) -> int:
-    return int(reply["words"][0])
-
 
 # --- rings ---------------------------------------------------------------------------------------
 
