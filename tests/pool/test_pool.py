@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ringmem
-from ringmem import Pool
+from ringmem import DeviceBuffer, Pool
 
 MIB = 1 << 20
 
@@ -430,6 +430,36 @@ def test_debug_mode_finds_writes_beyond_a_block(device, nbytes):
     assert report.kind == "overrun"
     assert report.allocated_at.startswith(__file__)
     pool.close()
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda pool: pool.allocate(100),
+        lambda pool: pool.empty(100),
+        lambda pool: DeviceBuffer(100, device=pool.device, allocator=pool),
+        lambda pool: used(pool),
+    ],
+    ids=["allocate", "empty", "allocator", "use"],
+)
+def test_a_report_names_the_line_that_allocated_however_it_did(device, allocate):
+    pool = Pool(device, debug=True)
+    first = pool.allocate(100)  # another line
+    with allocate(pool) as block:
+        device.driver.fill_async(device.ordinal, block.ptr + 100, 1, 1, 4, 0)
+    device.synchronize()
+    (report,) = pool.debug_reports()
+    code = (used if "used" in allocate.__code__.co_names else allocate).__code__
+    lines = range(code.co_firstlineno, code.co_firstlineno + 3)
+    assert report.allocated_at in [f"{__file__}:{line}" for line in lines]
+    assert report.message == "written at byte 100, behind its end"
+    first.close()
+    pool.close()
+
+
+def used(pool):
+    with pool.device.use(pool):
+        return DeviceBuffer(100, device=pool.device)
 
 
 def test_debug_mode_is_an_environment_variable(device, monkeypatch):

@@ -187,28 +187,25 @@ Block allocate_aligned(Allocator& allocator, std::size_t nbytes, StreamHandle st
   return static_cast<Pool&>(allocator).allocate(nbytes, stream, alignment);
 }
 
-// Debug mode reports with the place of the Python code that runs.
-bool tell_place(const NativePool& native) noexcept {
-  if (!native.debug) [[likely]] return true;
+// Debug mode reports with the place of the Python code that runs; without one where none does.
+std::string python_place() {
+  if (!nb::is_alive()) return {};
+  const nb::gil_scoped_acquire gil;
+  const nb::error_scope keep;
   try {
     const nb::object place = place_of_call();
-    std::string text;
-    if (place.is_valid()) {
-      const auto [file, line] = nb::cast<std::pair<std::string, int>>(place);
-      text = file + ":" + std::to_string(line);
-    }
-    DebugAllocator::set_place(std::move(text));
-    return true;
-  } catch (...) {
-    set_python_error();
-    return false;
+    if (!place.is_valid()) return {};
+    const auto [file, line] = nb::cast<std::pair<std::string, int>>(place);
+    return file + ":" + std::to_string(line);
+  } catch (const std::exception&) {  // a name that is no text
+    return {};
   }
 }
 
 PyObject* allocate(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                    PyObject* kwnames) noexcept {
   NativePool* native = ready<NativePool>(self);
-  if (!native || !tell_place(*native)) [[unlikely]] return nullptr;
+  if (!native) [[unlikely]] return nullptr;
   const AllocationSource source{self, native->allocator.get(), native->device.get(), false,
                                 native->debug ? nullptr : &allocate_aligned};
   return allocate_fast(source, args, nargs, kwnames);
@@ -217,7 +214,7 @@ PyObject* allocate(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
 PyObject* empty(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                 PyObject* kwnames) noexcept {
   NativePool* native = ready<NativePool>(self);
-  if (!native || !tell_place(*native)) [[unlikely]] return nullptr;
+  if (!native) [[unlikely]] return nullptr;
   return empty_fast(MemoryKind::device, native->allocator, native->device, args, nargs, kwnames);
 }
 
@@ -242,7 +239,6 @@ PyMethodDef empty_method = {
 DevicePtr allocate_ptr(NativePool& self, std::size_t nbytes, nb::handle stream) {
   const StreamHandle handle = stream_of(stream, *self.device);
   Block block;
-  if (!tell_place(self)) throw nb::python_error();
   if (!self.allocator->try_allocate(nbytes, handle, &block)) {
     nb::gil_scoped_release release;
     block = self.allocator->allocate(nbytes, handle);
@@ -388,6 +384,7 @@ PyObject* empty_fast(MemoryKind kind, const std::shared_ptr<Allocator>& allocato
 
 void bind_pool_class(nb::module_& m) {
   stream_closing = &tell_pools;
+  DebugAllocator::ask_for_places(&python_place);
   empty_names[0] = PyUnicode_InternFromString("shape");
   empty_names[1] = PyUnicode_InternFromString("dtype");
   empty_names[2] = PyUnicode_InternFromString("stream");

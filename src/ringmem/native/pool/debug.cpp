@@ -8,7 +8,7 @@ namespace ringmem {
 
 namespace {
 
-thread_local std::string current_place;
+std::atomic<std::string (*)()> place_of_caller{nullptr};
 constexpr std::size_t freed_limit = 4096;  // freed blocks remembered for a second free
 
 std::string named(StreamHandle stream) { return "stream " + std::to_string(stream); }
@@ -55,7 +55,7 @@ DebugAllocator::~DebugAllocator() {
   }
 }
 
-void DebugAllocator::set_place(std::string place) { current_place = std::move(place); }
+void DebugAllocator::ask_for_places(std::string (*place)()) { place_of_caller = place; }
 
 // --- host functions: they run on the driver's threads and make no driver call ---------------------
 
@@ -95,7 +95,9 @@ void DebugAllocator::on_red_zones(void* argument) {
   }
   if (after < red_bytes) {
     check->findings->add({DebugReport::Kind::overrun, record.block.ptr, record.block.nbytes,
-                          record.place, "written " + std::to_string(after) + " bytes after its end"});
+                          record.place,
+                          "written at byte " + std::to_string(record.block.nbytes + after) +
+                              ", behind its end"});
   }
   check->record.reset();
   check->busy.store(false, std::memory_order_release);
@@ -132,7 +134,7 @@ Block DebugAllocator::allocate(std::size_t nbytes, StreamHandle stream) {
   record->whole = pool_.allocate(nbytes + 2 * red_bytes, stream);
   record->block = {record->whole.ptr + red_bytes, nbytes, record.get()};
   record->stream = stream;
-  record->place = current_place;
+  if (const auto place = place_of_caller.load()) record->place = place();
   const int device = pool_.device();
   const DevicePtr ptr = record->block.ptr;
   Status status = driver_.fill_async(device, record->whole.ptr, red_byte, 1, red_bytes, stream);

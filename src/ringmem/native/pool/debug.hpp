@@ -39,8 +39,8 @@ class DebugAllocator final : public Allocator {
   // Waits for the checks under way: call it with no lock held.
   ~DebugAllocator() override;
 
-  // The place that the calling thread's next allocations are reported with, "model.py:12".
-  static void set_place(std::string place);
+  // Who knows where an allocation comes from, "model.py:12"; asked by each, with no lock held.
+  static void ask_for_places(std::string (*place)());
 
   Block allocate(std::size_t nbytes, StreamHandle stream) override;
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
