@@ -1,5 +1,5 @@
-// The pool's Python class: allocation without a parser in the way, limits, callbacks, figures, the
-// end. Python's floor 4 subclasses PoolBase.
+// The pool's Python class: allocation without a parser in the way, limits, the end. Python's floor 4
+// subclasses PoolBase.
 #include "bind/pool.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -96,110 +96,11 @@ void init_pool(NativePool* self, DeviceRef device, std::optional<std::size_t> li
   self->device = std::move(device);
 }
 
-// --- callbacks -----------------------------------------------------------------------------------
-
-nb::dict as_dict(const PoolStatistics& s) {
-  nb::dict d;
-  d["requested"] = s.requested;
-  d["allocated"] = s.allocated;
-  d["reserved"] = s.reserved;
-  d["cached"] = s.cached;
-  d["live"] = s.live;
-  d["peak_requested"] = s.peak_requested;
-  d["peak_allocated"] = s.peak_allocated;
-  d["peak_reserved"] = s.peak_reserved;
-  d["largest_free_block"] = s.largest_free_block;
-  d["allocations"] = s.allocations;
-  d["frees"] = s.frees;
-  d["hits"] = s.hits;
-  d["misses"] = s.misses;
-  d["returns"] = s.returns;
-  d["retries"] = s.retries;
-  d["driver_calls"] = s.driver_calls;
-  d["device_waits"] = s.device_waits;
-  d["handles_created"] = s.handles_created;
-  d["handles_released"] = s.handles_released;
-  d["remaps"] = s.remaps;
-  d["remapped"] = s.remapped;
-  d["growth_ns"] = s.growth_ns;
-  d["remap_ns"] = s.remap_ns;
-  return d;
-}
-
-constexpr std::size_t named_holders = 5;
-
-// "64000000 bytes at 0x7f…", the largest live blocks first.
-nb::list holders_of(const Pool& pool) {
-  std::vector<Pool::LiveBlock> blocks = pool.live_blocks();
-  const std::size_t most = std::min(blocks.size(), named_holders);
-  std::partial_sort(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(most),
-                    blocks.end(),
-                    [](const auto& a, const auto& b) { return a.nbytes > b.nbytes; });
-  nb::list names;
-  for (std::size_t i = 0; i < most; ++i) {
-    char text[64];
-    snprintf(text, sizeof text, "%zu bytes at 0x%llx", blocks[i].nbytes,
-             static_cast<unsigned long long>(blocks[i].ptr));
-    names.append(text);
-  }
-  return names;
-}
-
-// Memory is out: asks the Python object, if it is still there, and leaves on this thread what the
-// error should say should it come to that.
-bool ask(const Pool& pool, nb::handle weak, std::size_t requested, const PoolStatistics& now) {
-  nb::object self = weak();
-  if (self.is_none()) return false;
-  bool again = false;
-  nb::object cause = nb::none();
-  try {
-    nb::object answer = self.attr("_ask")(requested, as_dict(now));
-    again = nb::cast<bool>(answer[0]);
-    cause = answer[1];
-  } catch (nb::python_error& error) {
-    cause = nb::borrow(error.value());
-  }
-  explain_out_of_memory(requested, std::move(cause), holders_of(pool));
-  return again;
-}
-
-void connect_callbacks(nb::handle_t<NativePool> self) {
-  NativePool& native = *nb::inst_ptr<NativePool>(self);
-  PyObject* reference = PyWeakref_NewRef(self.ptr(), nullptr);
-  if (!reference) nb::raise_python_error();
-  std::shared_ptr<PyObject> weak(reference, [](PyObject* held) {
-    if (!nb::is_alive()) return;
-    const nb::gil_scoped_acquire gil;
-    Py_DECREF(held);
-  });
-  native.callbacks.push_back(native.pool->add_callback(
-      [weak, pool = native.pool.get()](std::size_t requested, const PoolStatistics& now) {
-        if (!nb::is_alive()) return false;
-        const nb::gil_scoped_acquire gil;
-        return ask(*pool, weak.get(), requested, now);
-      }));
-}
-
 // --- the hot methods -----------------------------------------------------------------------------
 
 Block allocate_aligned(Allocator& allocator, std::size_t nbytes, StreamHandle stream,
                        std::size_t alignment) {
   return static_cast<Pool&>(allocator).allocate(nbytes, stream, alignment);
-}
-
-// Debug mode reports with the place of the Python code that runs; without one where none does.
-std::string python_place() {
-  if (!nb::is_alive()) return {};
-  const nb::gil_scoped_acquire gil;
-  const nb::error_scope keep;
-  try {
-    const nb::object place = place_of_call();
-    if (!place.is_valid()) return {};
-    const auto [file, line] = nb::cast<std::pair<std::string, int>>(place);
-    return file + ":" + std::to_string(line);
-  } catch (const std::exception&) {  // a name that is no text
-    return {};
-  }
 }
 
 PyObject* allocate(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
@@ -267,8 +168,8 @@ void deallocate_ptr(NativePool& self, DevicePtr ptr, std::optional<std::size_t> 
   }
   const Status status = self.allocator->deallocate(block, handle);
   if (status == Status::illegal_state) {
-    raise_error("DoubleFreeError", "ptr is " + at(ptr) + ": no live block of the pool starts there; it was freed "
-                                       "already, or never allocated here");
+    raise_error("DoubleFreeError", "ptr is " + at(ptr) + ": no live block of the pool starts there; "
+                                       "it was freed already, or never allocated here");
   }
   check(status, "cuMemFreeAsync");
 }
@@ -284,41 +185,6 @@ template <class Call>
 auto without_gil(Call&& call) {
   nb::gil_scoped_release release;
   return call();
-}
-
-nb::list live_blocks(NativePool& self, std::size_t most) {
-  nb::list blocks;
-  for (const Pool::LiveBlock& block : self.pool->live_blocks(most)) {
-    blocks.append(nb::make_tuple(block.ptr, block.nbytes));
-  }
-  return blocks;
-}
-
-const char* name_of(DebugReport::Kind kind) noexcept {
-  switch (kind) {
-    case DebugReport::Kind::underrun:
-      return "underrun";
-    case DebugReport::Kind::overrun:
-      return "overrun";
-    case DebugReport::Kind::double_free:
-      return "double_free";
-    case DebugReport::Kind::foreign:
-      return "foreign";
-    case DebugReport::Kind::unordered_use:
-      return "unordered_use";
-    default:
-      return "unordered_free";
-  }
-}
-
-nb::list take_reports(NativePool& self) {
-  nb::list reports;
-  if (!self.debug) return reports;
-  for (const DebugReport& found : self.debug->take_reports()) {
-    reports.append(nb::make_tuple(name_of(found.kind), found.ptr, found.nbytes,
-                                  found.allocated_at, found.message));
-  }
-  return reports;
 }
 
 nb::dict options_of(NativePool& self) {
@@ -384,7 +250,6 @@ PyObject* empty_fast(MemoryKind kind, const std::shared_ptr<Allocator>& allocato
 
 void bind_pool_class(nb::module_& m) {
   stream_closing = &tell_pools;
-  DebugAllocator::ask_for_places(&python_place);
   empty_names[0] = PyUnicode_InternFromString("shape");
   empty_names[1] = PyUnicode_InternFromString("dtype");
   empty_names[2] = PyUnicode_InternFromString("stream");
@@ -399,12 +264,6 @@ void bind_pool_class(nb::module_& m) {
       .def_prop_ro("native_allocator", [](NativePool& self) -> std::shared_ptr<Allocator> {
         return self.allocator;
       }, "Allocator: what buffers hold.")
-      .def("native_reports", &take_reports,
-           nb::sig("def native_reports(self) -> list[tuple[str, int, int, str, str]]"),
-           "(kind, ptr, nbytes, allocated_at, message) of what debug mode found since the last "
-           "call.")
-      .def("connect_callbacks", [](nb::handle_t<NativePool> self) { connect_callbacks(self); },
-           "From now on `_ask(requested, statistics)` is called when memory is out.")
       .def("allocate_ptr", &allocate_ptr, nb::arg("nbytes"), nb::arg("stream").none() = nb::none())
       .def("deallocate_ptr", &deallocate_ptr, nb::arg("ptr"), nb::arg("nbytes").none() = nb::none(),
            nb::arg("stream").none() = nb::none())
@@ -437,11 +296,6 @@ void bind_pool_class(nb::module_& m) {
       }, nb::arg("when_unused"))
       .def_prop_ro("closed", [](NativePool& self) { return self.pool->closed(); },
                    "bool: close() was called and has not refused.")
-      .def("live_blocks", &live_blocks, nb::arg("most") = ~std::size_t{0},
-           nb::sig("def live_blocks(self, most: int = ...) -> list[tuple[int, int]]"),
-           "(ptr, nbytes) of what is allocated.")
-      .def("native_statistics", [](NativePool& self) { return as_dict(self.pool->statistics()); },
-           nb::sig("def native_statistics(self) -> dict[str, int]"))
       .def("native_reset_peaks", [](NativePool& self) { self.pool->reset_peaks(); })
       .def_prop_ro("reserved", [](NativePool& self) { return self.pool->reserved(); },
                    "int: bytes held from the driver now.")
@@ -449,6 +303,7 @@ void bind_pool_class(nb::module_& m) {
            "str: what is wrong with the books; empty if nothing is. For tests.")
       .def_prop_ro("options", &options_of,
                    nb::sig("def options(self) -> dict[str, bool | str]"));
+  bind_pool_reports(cls);
   add_fast_method(cls, &allocate_method);
   add_fast_method(cls, &empty_method);
 }

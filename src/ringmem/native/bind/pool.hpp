@@ -46,6 +46,7 @@ std::shared_ptr<T> reaped(T* allocator, DriverRef driver, const char* what,
                           std::shared_ptr<Pool> parent = nullptr);
 
 void bind_pool_class(nb::module_& m);
+void bind_pool_reports(nb::class_<NativePool>& cls);
 void bind_host_pools(nb::module_& m);
 void bind_driver_pool(nb::module_& m);
 void bind_pool_replay(nb::module_& m);
