@@ -5,6 +5,7 @@ import pytest
 
 import ringmem
 from ringmem import InvalidValueError, NotSupportedError
+from ringmem.native import _native as native
 
 
 @pytest.fixture(params=[True, False], ids=["concurrent", "exclusive"])
@@ -83,8 +84,6 @@ def test_the_device_may_touch_it_meanwhile_where_access_is_concurrent():
 
 
 def test_a_platform_that_cannot_hand_over_is_refused_and_nothing_changes(faulty):
-    import ringmem.native._native as native
-
     driver = native.FaultyDriver(native.HostDriver("devices=1,concurrent_managed_access=0"))
     device = ringmem.devices_of(driver)[0]
     buffer = ringmem.UnifiedBuffer(8, "i4", device=device)
@@ -157,3 +156,46 @@ def test_a_platform_that_takes_no_hints_says_so():
         for hint in (buffer.prefetch, lambda: buffer.advise("set_read_mostly")):
             with pytest.raises(NotSupportedError, match="takes no hints"):
                 hint()
+
+
+def test_memory_of_the_host_is_refused_to_the_device_until_it_is_attached_otherwise():
+    with ringmem.simulate(concurrent_managed_access=False) as simulation:
+        place = simulation.devices[0]
+        with ringmem.UnifiedBuffer(4, "f4", device=place, attach="host") as buffer:
+            assert buffer.attached == buffer[:2].attached == "host"
+            with buffer.host() as window:
+                window[:] = 3
+            del window
+            assert buffer.to_numpy().tolist() == [3] * 4
+            for use in (lambda: buffer.fill(1), lambda: buffer.copy_from(np.zeros(4, "f4"))):
+                with pytest.raises(InvalidValueError, match=r'attach\("global"\)'):
+                    use()
+            buffer.attach("global")
+            buffer.fill(5)
+            assert buffer.to_numpy().tolist() == [5] * 4
+            buffer.attach("host")
+            assert buffer.to_numpy().tolist() == [5] * 4
+        assert ringmem.zeros(3, device=place).to_numpy().tolist() == [0] * 3
+
+
+def test_leaving_host_gives_the_memory_back_to_whom_it_was_attached():
+    driver = native.FaultyDriver(native.HostDriver("devices=1,concurrent_managed_access=0"))
+    place = ringmem.devices_of(driver)[0]
+    stream = place.create_stream()
+    with ringmem.UnifiedBuffer(4, "f4", device=place, stream=stream, attach="single") as buffer:
+        with buffer.host() as window:
+            window[:] = 3
+            with pytest.raises(InvalidValueError, match=r"inside host\(\)"):
+                buffer.attach("global")
+        del window
+        assert buffer.attached == "single"
+        driver.fail("stream_attach")
+        with pytest.raises(ringmem.DriverError):
+            buffer.attach("global")
+        assert buffer.attached == "single"
+        buffer.fill(7)
+        assert buffer.to_numpy().tolist() == [7] * 4
+    with pytest.raises(InvalidValueError, match="own"):
+        ringmem.UnifiedBuffer(4, "f4", device=place, attach="single")
+    native.flush_reaper(10.0)
+    assert driver.live.get("managed", 0) == 0

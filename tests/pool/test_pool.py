@@ -527,3 +527,28 @@ def test_a_pool_is_no_allocator_of_another_devices_buffers():
                 pass
             ringmem.empty(3, "u1", device=first, allocator=pool).close()
             assert pool.statistics().live == 0
+
+
+def test_an_allocator_of_other_memory_is_refused_by_name():
+    with ringmem.simulate(devices=2) as simulation, ringmem.simulate() as elsewhere:
+        first, second = simulation.devices
+        stranger = elsewhere.devices[0]
+        pinned, managed = ringmem.PinnedPool(first), ringmem.UnifiedPool(stranger)
+        refused = [
+            (lambda: ringmem.DeviceBuffer(3, device=first, allocator=second.allocator), "cpu:1"),
+            (lambda: first.use(stranger.allocator).__enter__(), "another driver, as in another"),
+            (
+                lambda: ringmem.PinnedBuffer(3, device=first, allocator=first.allocator),
+                "device mem",
+            ),
+            (lambda: ringmem.PinnedBuffer(3, device=first, allocator=Pool(first)), "device mem"),
+            (lambda: ringmem.UnifiedBuffer(3, device=first, allocator=first.allocator), "managed"),
+            (lambda: ringmem.UnifiedBuffer(3, device=first, allocator=managed), "another driver"),
+            (lambda: ringmem.DeviceBuffer(3, device=first, allocator=pinned), "page-locked"),
+        ]
+        for make, why in refused:
+            with pytest.raises(ringmem.InvalidValueError, match=why):
+                make()
+        # Page-locked memory is every device's.
+        ringmem.PinnedBuffer(3, device=second, allocator=pinned).close()
+        ringmem.DeviceBuffer(3, device=second, allocator=second.allocator).close()

@@ -10,7 +10,7 @@ import numpy as np
 from ringmem.native.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+    from numpy.typing import DTypeLike, NDArray
 
 __all__ = ["dlpack_code", "dtype_of_dlpack", "element_bytes"]
 
@@ -95,14 +95,16 @@ def element_bytes(value: object, dtype: DTypeLike) -> bytes:
     Raises
     ------
     InvalidValueError
-        The dtype cannot hold the value exactly enough: it overflows, or an integer is asked for
-        and a fraction given.
+        The dtype cannot hold the value exactly enough: it overflows, an integer is asked for and a
+        fraction given, or a text is cut off.
     """
     element = np.empty((), dtype)
     try:
+        if value is None:  # which NumPy would read as nan
+            raise TypeError("give a value")
         with np.errstate(all="ignore"):
             element[()] = value
-            same = element.dtype.kind not in "iu" or bool(element == np.asarray(value))
+            same = _kept(element, value)
     except (OverflowError, TypeError, ValueError) as error:
         raise InvalidValueError(
             f"value is {value!r}, which {element.dtype} cannot hold: {error}"
@@ -112,3 +114,21 @@ def element_bytes(value: object, dtype: DTypeLike) -> bytes:
             f"value is {value!r}, which {element.dtype} cannot hold: it would become {element[()]}"
         )
     return element.tobytes()
+
+
+def _kept(element: NDArray[Any], value: Any) -> bool:
+    """Whether an element is the value that was assigned to it, but for rounding."""
+    dtype = element.dtype
+    if dtype.names is not None:
+        parts = value.item() if isinstance(value, np.void | np.ndarray) else value
+        if not isinstance(parts, tuple):  # one value for all fields
+            parts = (parts,) * len(dtype.names)
+        fields = zip(dtype.names, parts, strict=False)
+        return all(_kept(np.asarray(element[name]), part) for name, part in fields)
+    given = np.asarray(value)
+    if dtype.kind in "iuSU":
+        return bool(np.all(element == given))
+    if dtype.kind in "fc" or (dtype.kind == "V" and given.dtype.kind in "iuf"):  # V: ml_dtypes
+        found = element.astype(np.complex128)
+        return bool(np.all(np.isfinite(found) | ~np.isfinite(given.astype(np.complex128))))
+    return True

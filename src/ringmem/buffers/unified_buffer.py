@@ -24,6 +24,7 @@ _ATTACH = {
     "host": _native.ManagedAttach.host,
     "single": _native.ManagedAttach.single,
 }
+_LAST_DEFAULT_HANDLE = 2
 _ADVICE = {advice.name: advice for advice in _native.Advice}
 
 
@@ -40,7 +41,8 @@ class UnifiedBuffer(Buffer):
         As for :class:`DeviceBuffer`. The allocator gives managed memory; by default the driver.
     attach : {'global', 'host', 'single'}, default 'global'
         Who may use it on devices without concurrent managed access: work on any stream; the host
-        only, until attached otherwise; work on `stream` only, which must be an own stream then.
+        only, until :meth:`attach` says otherwise; work on `stream` only, which must be an own
+        stream then.
 
     Raises
     ------
@@ -83,31 +85,72 @@ class UnifiedBuffer(Buffer):
         if allocator is None:
             allocator = _native.ManagedAllocator(where, attach)
         super().__init__(Kind.MANAGED, shape, dtype, where, stream, allocator)
-        if attach == "single":
-            self._attach_to_stream()
+        if attach != "global":
+            try:
+                self.attach(attach)
+            except BaseException:
+                self.close()
+                raise
 
     def _empty_like(self, stream: object | None) -> UnifiedBuffer:
         return UnifiedBuffer(self.shape, self.dtype, device=self.device, stream=stream)
 
-    def _attach_to_stream(self) -> None:
-        try:
-            handle, _ = _native.buffer_order(self, None)
-            if handle <= 2:  # the default streams; the driver refuses them too
-                raise InvalidValueError(
-                    "attach is 'single' on the default stream: give a stream of your own"
-                )
-            self._attach("single")
-        except BaseException:
-            self.close()
-            raise
+    # --- who may use it --------------------------------------------------------------------------
 
-    def _attach(self, mode: str, handle: int | None = None) -> None:
+    @property
+    def attached(self) -> str:
+        """str: ``'global'``, ``'host'`` or ``'single'``; of a view, its buffer's."""
+        mode = _native.buffer_attached(self)
+        return next(name for name, known in _ATTACH.items() if known == mode)
+
+    def attach(self, mode: Literal["global", "host", "single"]) -> None:
+        """Say who may use the memory from now on; blocks until the work on it so far is done.
+
+        It changes nothing where the device has concurrent managed access.
+
+        Parameters
+        ----------
+        mode : {'global', 'host', 'single'}
+            Work on any stream; the host only; work on the buffer's own stream only.
+
+        Raises
+        ------
+        InvalidValueError
+            There is no such mode; 'single' on a default stream; or the memory is inside
+            :meth:`host`.
+        DriverError
+            The driver refused, and nothing has changed.
+        """
+        if mode not in _ATTACH:
+            raise InvalidValueError(f"mode is {mode!r}: give 'global', 'host' or 'single'")
+        handle, _ = _native.buffer_order(self, None)
+        if mode == "single" and handle <= _LAST_DEFAULT_HANDLE:  # the driver refuses them too
+            raise InvalidValueError(
+                "attach is 'single' on the default stream: give a stream of your own"
+            )
+        shared = self.device.capabilities.concurrent_managed_access
+        with _native.buffer_hold(self):
+            held = _native.buffer_set_host_only(self, True)  # no work begins meanwhile
+            try:
+                if held and self.attached != "host":
+                    raise InvalidValueError(f"{self!r} is inside host(): leave that first")
+                if not shared or "single" in (mode, self.attached):
+                    _native.buffer_synchronize(self)
+                    self._attach(mode, handle)
+                    self.device.driver.stream_synchronize(self.device.ordinal, handle)
+            except BaseException:
+                _native.buffer_set_host_only(self, held)
+                raise
+            _native.buffer_set_attached(self, _ATTACH[mode])
+            _native.buffer_set_host_only(self, mode == "host" and not shared)
+
+    def _attach(self, mode: str, handle: int) -> None:
         ptr, nbytes = _native.buffer_root(self)
-        if not nbytes:
-            return
-        if handle is None:
-            handle, _ = _native.buffer_order(self, None)
-        self.device.driver.stream_attach(self.device.ordinal, handle, ptr, nbytes, _ATTACH[mode])
+        if nbytes:
+            driver, ordinal = self.device.driver, self.device.ordinal
+            driver.stream_attach(ordinal, handle, ptr, nbytes, _ATTACH[mode])
+
+    # --- the host --------------------------------------------------------------------------------
 
     def _wait_for_host(self) -> None:
         raise NotSupportedError(
@@ -151,14 +194,14 @@ class UnifiedBuffer(Buffer):
         if stream is None:
             _native.buffer_synchronize(self)
         self.device.driver.stream_synchronize(self.device.ordinal, order)
-        if self.device.capabilities.concurrent_managed_access:
+        if self.device.capabilities.concurrent_managed_access or self.attached == "host":
             yield array
             return
         self._hand_to_host(order)
         try:
             yield array
         finally:
-            self._hand_to_device(order)
+            self._hand_to_device()
 
     def _hand_to_host(self, order: int) -> None:
         # Set first, so that of two threads only one hands the memory over, and no work of the
@@ -180,9 +223,16 @@ class UnifiedBuffer(Buffer):
                 name=error.name,
             ) from error
 
-    def _hand_to_device(self, order: int) -> None:
-        self._attach("global", order)
+    def _hand_to_device(self) -> None:
+        order, _ = _native.buffer_order(self, None)
+        self._attach(self.attached, order)
         _native.buffer_set_host_only(self, False)
+
+    def to_numpy(self, stream: object | None = None) -> NDArray[Any]:  # noqa: D102 - inherited
+        if self.attached != "host":
+            return super().to_numpy(stream)
+        with self.host(readonly=True, stream=stream) as array:
+            return array.copy()
 
     # --- hints -----------------------------------------------------------------------------------
 

@@ -185,6 +185,11 @@ void Buffer::check_usable() const {
 void Buffer::check_device_may_use() const {
   check_usable();
   if (!memory().host_only.load(std::memory_order_acquire)) return;
+  if (memory().attached.load() == ManagedAttach::host) {
+    raise_error("InvalidValueError", describe(*this) + " is attached to the host, and " +
+                                         device->name + " cannot use it: attach(\"global\") first, "
+                                         "or use host()");
+  }
   raise_error("InvalidValueError",
               describe(*this) + " is inside host(), and " + device->name +
                   " cannot use managed memory while the host does: leave the with block first");

@@ -149,6 +149,7 @@ class Buffer {
   // Device and host would fault in memory that sleeps. Throws InvalidValue.
   void check_usable() const;
   mutable std::atomic<bool> host_only{false};
+  mutable std::atomic<ManagedAttach> attached{ManagedAttach::global};  // of managed memory
 
  private:
   Status release(const StreamRef* free_on, bool finalizing) noexcept;

@@ -183,6 +183,14 @@ void bind_buffer_class(nb::module_& m, nb::class_<Buffer>& cls) {
     return memory->host_only.exchange(on);
   }, nb::arg("buffer"), nb::arg("on"),
         "Device work on the buffer is refused while on. Returns what was set before.");
+  m.def("buffer_attached", [](Buffer& self) {
+    const auto [memory, keep] = self.look();
+    return memory->attached.load();
+  }, nb::arg("buffer"), "Who may use managed memory.");
+  m.def("buffer_set_attached", [](Buffer& self, ManagedAttach mode) {
+    const auto [memory, keep] = self.look();
+    memory->attached.store(mode);
+  }, nb::arg("buffer"), nb::arg("mode"));
   m.def("buffer_check_device_may_use", [](Buffer& self) {
     const Use use(self);
     self.check_device_may_use();

@@ -278,8 +278,10 @@ nb::object device_of(nb::handle argument, nb::handle stream) {
 
 std::shared_ptr<Allocator> allocator_for(MemoryKind kind, nb::handle asked, NativeDevice& device) {
   if (absent(asked)) return default_allocator(kind, device);
-  return kind == MemoryKind::device ? device_allocator_of(asked, device)
-                                    : allocator_of(asked, device);
+  const Place place = kind == MemoryKind::device   ? Place::device
+                      : kind == MemoryKind::pinned ? Place::pinned
+                                                   : Place::managed;
+  return allocator_of(asked, device, place);
 }
 
 void allocate_into(Buffer& buffer, MemoryKind kind, const Request& request) {

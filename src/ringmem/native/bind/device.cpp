@@ -79,7 +79,7 @@ void synchronize(NativeDevice& self) {
 }
 
 void push_allocator(NativeDevice& self, nb::handle allocator) {
-  auto native = device_allocator_of(allocator, self);
+  auto native = allocator_of(allocator, self, Place::device);
   make_thread_state().allocators.push_back({&self, std::move(native)});
 }
 
@@ -155,18 +155,29 @@ std::shared_ptr<Allocator> allocator_of(nb::handle argument, NativeDevice& devic
                   "deallocate(ptr, nbytes, stream)");
 }
 
-std::shared_ptr<Allocator> device_allocator_of(nb::handle argument, NativeDevice& device) {
+std::shared_ptr<Allocator> allocator_of(nb::handle argument, NativeDevice& device, Place place) {
   auto allocator = allocator_of(argument, device);
-  NativeDevice* other = nullptr;
-  if (!nb::hasattr(argument, "native_allocator") || !nb::hasattr(argument, "device")) {
-    return allocator;
+  const Home home = allocator->home();
+  if (!home.driver) return allocator;
+  const char* const names[] = {"device", "page-locked", "managed"};
+  const auto refuse = [&](const std::string& why) {
+    raise_error("InvalidValueError",
+                "allocator is " + std::string(nb::repr(argument).c_str()) + ": " + why);
+  };
+  if (home.place != place) {
+    refuse(std::string("it gives ") + names[static_cast<int>(home.place)] + " memory, and " +
+           names[static_cast<int>(place)] + " memory is needed");
   }
-  nb::object of = argument.attr("device");
-  if (nb::try_cast(of, other, false) && other && other != &device) {
-    raise_error("InvalidValueError", "allocator is " + std::string(nb::repr(argument).c_str()) +
-                                         ": its memory is that of " + other->name +
-                                         ", and this is for " + device.name + "; give device=\"" +
-                                         other->name + "\", or an allocator of " + device.name);
+  const std::string of = std::string(home.driver->platform()) + ":" + std::to_string(home.device);
+  if (home.driver != device.driver.get()) {
+    refuse("its memory is that of " + of + ", and " + device.name + " belongs to another driver" +
+           (of == device.name ? ", as in another simulation" : "") + "; give an allocator of " +
+           device.name);
+  }
+  // Any device of the driver may use page-locked and managed memory.
+  if (place == Place::device && home.device != device.ordinal) {
+    refuse("its memory is that of " + of + ", and this is for " + device.name +
+           "; give device=\"" + of + "\", or an allocator of " + device.name);
   }
   return allocator;
 }

@@ -67,8 +67,9 @@ const std::shared_ptr<Allocator>& current_allocator(NativeDevice& device);
 // The native allocator behind a Python argument: an Allocator itself, an object whose
 // `native_allocator` is one (pools), else what the hook that floor 2 registered makes of it.
 std::shared_ptr<Allocator> allocator_of(nb::handle argument, NativeDevice& device);
-// The same for device memory: refuses a pool of another device.
-std::shared_ptr<Allocator> device_allocator_of(nb::handle argument, NativeDevice& device);
+// The same for memory of one kind: refuses an allocator of another kind, driver, or (for device
+// memory) device.
+std::shared_ptr<Allocator> allocator_of(nb::handle argument, NativeDevice& device, Place place);
 
 // Whether `object` is a T or of a subclass. nb::isinstance looks the type up every time; hot paths
 // ask several times a call.

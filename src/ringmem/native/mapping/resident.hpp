@@ -63,6 +63,7 @@ class Resident final : public Allocator, public std::enable_shared_from_this<Res
   Block allocate(std::size_t nbytes, StreamHandle stream) override;
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   Status record_stream(Block& block, StreamHandle stream) override;
+  Home home() const noexcept override { return {driver().get(), device(), Place::device}; }
   std::string unusable() const override;  // unless awake, or never unmapped (Backup::keep)
 
   // Both block, and hold no lock meanwhile. InvalidValue in a state that does not fit. `report`

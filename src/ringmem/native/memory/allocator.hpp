@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "driver/status.hpp"
@@ -18,6 +19,17 @@ struct Block {
   DevicePtr ptr = 0;
   std::size_t nbytes = 0;      // as requested
   void* record = nullptr;      // the allocator's own; nobody else reads it
+};
+
+class Driver;
+
+enum class Place : std::uint8_t { device, pinned, managed };
+
+// Whose memory an allocator gives; without a driver it does not know, as a user's object.
+struct Home {
+  const Driver* driver = nullptr;
+  int device = 0;
+  Place place = Place::device;
 };
 
 class Allocator {
@@ -44,6 +56,8 @@ class Allocator {
   // Work on `stream` uses the block too: reuse after deallocate waits for that work as well.
   // The stream must live until the block is deallocated.
   virtual Status record_stream(Block& block, StreamHandle stream) = 0;
+
+  virtual Home home() const noexcept { return {}; }
 
   // Why nothing may touch live blocks now, and what to do about it; empty: everything may.
   virtual std::string unusable() const { return {}; }

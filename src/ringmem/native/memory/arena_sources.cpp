@@ -94,6 +94,7 @@ class PinnedArenas final : public ArenaSource {
     };
   }
 
+  Place place() const noexcept override { return Place::pinned; }
   const char* release_name() const noexcept override {
     return allocated_ ? "cuMemFreeHost" : "cuMemHostUnregister";
   }
@@ -132,6 +133,7 @@ class ManagedArenas final : public ArenaSource {
     return [driver = driver_, device = device_, ptr] { return driver->mem_free(device, ptr); };
   }
 
+  Place place() const noexcept override { return Place::managed; }
   const char* release_name() const noexcept override { return "cuMemFree"; }
 
  private:

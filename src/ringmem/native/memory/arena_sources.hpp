@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "driver/driver.hpp"
+#include "memory/allocator.hpp"
 
 namespace ringmem {
 
@@ -21,6 +22,7 @@ class ArenaSource {
   // Gives it back; for the reaper's thread, since every such call waits for the device.
   virtual std::function<Status()> release_of(DevicePtr ptr, std::size_t nbytes) = 0;
   virtual const char* release_name() const noexcept = 0;
+  virtual Place place() const noexcept = 0;
 };
 
 // Anonymous memory, touched by several threads (a core clears 2-4 GB/s of fresh pages, and

@@ -47,6 +47,7 @@ class StreamOrderedAllocator final : public Allocator {
   Block allocate(std::size_t nbytes, StreamHandle stream) override;
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   Status record_stream(Block& block, StreamHandle stream) override;
+  Home home() const noexcept override { return {driver_.get(), device_, Place::device}; }
   bool allocate_may_block() const noexcept override { return false; }
 
   // The driver's handle, created if need be. Throws DriverError.
@@ -70,6 +71,7 @@ class PlainAllocator final : public Allocator {
   Block allocate(std::size_t nbytes, StreamHandle stream) override;
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   Status record_stream(Block& block, StreamHandle stream) override;
+  Home home() const noexcept override { return {driver_.get(), device_, Place::device}; }
   bool may_block() const noexcept override { return true; }
 
  private:

@@ -37,6 +37,7 @@ class PinnedAllocator final : public ReapedAllocator {
  public:
   PinnedAllocator(DriverRef driver, int device, HostFlags flags);
   Block allocate(std::size_t nbytes, StreamHandle stream) override;
+  Home home() const noexcept override { return {driver_.get(), device_, Place::pinned}; }
 
  protected:
   std::function<Status()> release_of(const Block& block) override;
@@ -51,6 +52,7 @@ class ManagedAllocator final : public ReapedAllocator {
  public:
   ManagedAllocator(DriverRef driver, int device, ManagedAttach attach);
   Block allocate(std::size_t nbytes, StreamHandle stream) override;
+  Home home() const noexcept override { return {driver_.get(), device_, Place::managed}; }
 
  protected:
   std::function<Status()> release_of(const Block& block) override;

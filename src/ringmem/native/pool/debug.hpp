@@ -46,6 +46,7 @@ class DebugAllocator final : public Allocator {
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   // Says that the stream uses the block, and checks that it was ordered after the allocation.
   Status record_stream(Block& block, StreamHandle stream) override;
+  Home home() const noexcept override { return pool_.home(); }
 
   // What was found since the last call.
   std::vector<DebugReport> take_reports();

@@ -57,6 +57,7 @@ class Pool final : public Allocator {
   // illegal_state: not a live block of this pool (a double free, a foreign pointer).
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   Status record_stream(Block& block, StreamHandle stream) override;
+  Home home() const noexcept override { return {driver_.get(), device_, Place::device}; }
   // The live block that starts at `ptr`; false if there is none.
   bool find(DevicePtr ptr, Block* block);
   // To be called before a stream that this pool has seen is destroyed.
