@@ -20,9 +20,10 @@ from ringmem import InvalidValueError
     ],
 )
 def test_a_fill_refuses_what_an_element_cannot_hold(dtype, value):
-    with ringmem.DeviceBuffer(2, dtype, device="cpu") as buffer:
-        with pytest.raises(InvalidValueError, match="cannot hold"):
-            buffer.fill(value)
+    buffer = ringmem.DeviceBuffer(2, dtype, device="cpu")
+    with pytest.raises(InvalidValueError, match="cannot hold"):
+        buffer.fill(value)
+    buffer.close()
 
 
 @pytest.mark.parametrize(
