@@ -41,7 +41,7 @@ TEST(good_programs_are_not_reported) {
   for (const std::size_t nbytes : {1ul, 255ul, 40000ul, 3000001ul}) {
     Block block = b.debug.allocate(nbytes, b.first);
     CHECK_OK(b.driver->fill_async(0, block.ptr, 7, 1, nbytes, b.first));
-    CHECK_EQ(b.debug.place_of(block.ptr), "program.py:7");
+    CHECK_EQ(b.debug.live_blocks().at(0).allocated_at, "program.py:7");
     CHECK_OK(b.debug.deallocate(block, b.first));
   }
   CHECK_EQ(b.settle().size(), 0u);

@@ -552,3 +552,37 @@ def test_an_allocator_of_other_memory_is_refused_by_name():
         # Page-locked memory is every device's.
         ringmem.PinnedBuffer(3, device=second, allocator=pinned).close()
         ringmem.DeviceBuffer(3, device=second, allocator=second.allocator).close()
+
+
+def test_debug_mode_takes_and_refuses_what_a_pool_does(device):
+    pool = Pool(device, debug=True)
+    aligned = pool.allocate(100, alignment=4096)
+    assert aligned.ptr % 4096 == 0
+    device.driver.fill_async(device.ordinal, aligned.ptr - 4, 1, 1, 2, 0)
+    aligned.close()
+    for wrong in (3, 1 << 40, 1 << 63):
+        with pytest.raises(ringmem.InvalidValueError, match="alignment"):
+            pool.allocate(100, alignment=wrong)
+    ptr = pool.allocate_ptr(100)
+    assert pool.find(ptr) == 100
+    assert pool.live_blocks() == [(ptr, 100)]
+    with pytest.raises(ringmem.InvalidValueError, match="nbytes is 50"):
+        pool.deallocate(ptr, 50)
+    with pytest.raises(ringmem.InvalidValueError, match=f"100 B at {ptr:#x} of {__file__}:"):
+        pool.close()
+    pool.deallocate(ptr, 100)
+    assert pool.find(ptr) is None
+    with pytest.raises(ringmem.DoubleFreeError):
+        pool.deallocate(ptr)
+    device.synchronize()
+    found = {report.kind: report.message for report in pool.debug_reports()}
+    assert found == {"double_free": "freed twice", "underrun": "written 4 bytes before it"}
+    pool.close()
+
+
+def test_debug_mode_says_where_the_holders_of_memory_were_allocated(device):
+    pool = Pool(device, debug=True, limit=8 * MIB)
+    with pool.allocate(6 * MIB), pytest.raises(ringmem.OutOfMemoryError) as caught:
+        pool.allocate(6 * MIB)
+    assert f"of {__file__}:" in caught.value.holders[0]
+    pool.close()

@@ -318,8 +318,8 @@ class Pool(_native.PoolBase):
         """
         if not self.native_close(bool(when_unused)):
             raise InvalidValueError(
-                f"{self!r} has {describe_live(self.live_blocks())}: close them first, or "
-                "close(when_unused=True)"
+                f"{self!r} has {describe_live(self.live_blocks(), self.places())}: close them "
+                "first, or close(when_unused=True)"
             )
         for report in self.debug_reports():
             warnings.warn(f"{report.message} ({report.allocated_at})", RuntimeWarning, stacklevel=2)
@@ -345,10 +345,13 @@ class Pool(_native.PoolBase):
         raise TypeError("a pool cannot be pickled or copied")
 
 
-def describe_live(blocks: list[tuple[int, int]]) -> str:
-    """Name the largest of the blocks (ptr, nbytes)."""
+def describe_live(blocks: list[tuple[int, int]], places: dict[int, str] | None = None) -> str:
+    """Name the largest of the blocks (ptr, nbytes), and where they come from if that is known."""
     largest = sorted(blocks, key=lambda block: -block[1])[:_NAMED]
-    names = ", ".join(f"{format_nbytes(nbytes)} at {ptr:#x}" for ptr, nbytes in largest)
+    of = {ptr: f" of {place}" for ptr, place in (places or {}).items() if place}
+    names = ", ".join(
+        f"{format_nbytes(nbytes)} at {ptr:#x}{of.get(ptr, '')}" for ptr, nbytes in largest
+    )
     more = f" and {len(blocks) - _NAMED} more" if len(blocks) > _NAMED else ""
     return f"{len(blocks)} live block{'s' if len(blocks) != 1 else ''} ({names}{more})"
 

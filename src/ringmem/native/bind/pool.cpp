@@ -103,12 +103,21 @@ Block allocate_aligned(Allocator& allocator, std::size_t nbytes, StreamHandle st
   return static_cast<Pool&>(allocator).allocate(nbytes, stream, alignment);
 }
 
+Block allocate_aligned_checked(Allocator& allocator, std::size_t nbytes, StreamHandle stream,
+                               std::size_t alignment) {
+  return static_cast<DebugAllocator&>(allocator).allocate(nbytes, stream, alignment);
+}
+
+bool find_block(const NativePool& self, DevicePtr ptr, Block* block) {
+  return self.debug ? self.debug->find(ptr, block) : self.pool->find(ptr, block);
+}
+
 PyObject* allocate(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                    PyObject* kwnames) noexcept {
   NativePool* native = ready<NativePool>(self);
   if (!native) [[unlikely]] return nullptr;
   const AllocationSource source{self, native->allocator.get(), native->device.get(), false,
-                                native->debug ? nullptr : &allocate_aligned};
+                                native->debug ? &allocate_aligned_checked : &allocate_aligned};
   return allocate_fast(source, args, nargs, kwnames);
 }
 
@@ -157,12 +166,13 @@ void deallocate_ptr(NativePool& self, DevicePtr ptr, std::optional<std::size_t> 
                     nb::handle stream) {
   const StreamHandle handle = stream_of(stream, *self.device);
   Block block{ptr, nbytes.value_or(0), nullptr};
-  if (!self.debug && !self.pool->find(ptr, &block)) {
+  const bool known = find_block(self, ptr, &block);
+  if (!known && !self.debug) {  // debug mode says more
     raise_error("DoubleFreeError", "ptr is " + at(ptr) + ": no live block of the pool on " +
                                        self.device->name + " starts there; it was freed already, "
                                        "or never allocated here");
   }
-  if (nbytes && *nbytes != block.nbytes) {
+  if (known && nbytes && *nbytes != block.nbytes) {
     throw InvalidValue("nbytes is " + std::to_string(*nbytes) + ": the block at " + at(ptr) +
                        " has " + std::to_string(block.nbytes));
   }
@@ -269,7 +279,7 @@ void bind_pool_class(nb::module_& m) {
            nb::arg("stream").none() = nb::none())
       .def("find", [](NativePool& self, DevicePtr ptr) -> std::optional<std::size_t> {
         Block block;
-        if (!self.pool->find(ptr, &block)) return std::nullopt;
+        if (!find_block(self, ptr, &block)) return std::nullopt;
         return block.nbytes;
       }, nb::arg("ptr"), "Bytes of the live block that starts at `ptr`, or None.")
       .def_prop_ro("native_limit", [](NativePool& self) {

@@ -43,9 +43,19 @@ nb::dict as_dict(const PoolStatistics& s) {
 
 constexpr std::size_t named_holders = 5;
 
-// "64000000 bytes at 0x7f…", the largest live blocks first.
-nb::list holders_of(const Pool& pool) {
-  std::vector<Pool::LiveBlock> blocks = pool.live_blocks();
+std::vector<DebugAllocator::LiveBlock> blocks_of(const Pool& pool, const DebugAllocator* debug,
+                                                 std::size_t most = ~std::size_t{0}) {
+  if (debug) return debug->live_blocks();
+  std::vector<DebugAllocator::LiveBlock> blocks;
+  for (const Pool::LiveBlock& block : pool.live_blocks(most)) {
+    blocks.push_back({block.ptr, block.nbytes, {}});
+  }
+  return blocks;
+}
+
+// "64000000 bytes at 0x7f…", and in debug mode "of model.py:12", the largest live blocks first.
+nb::list holders_of(const Pool& pool, const DebugAllocator* debug) {
+  auto blocks = blocks_of(pool, debug);
   const std::size_t most = std::min(blocks.size(), named_holders);
   std::partial_sort(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(most),
                     blocks.end(),
@@ -55,14 +65,16 @@ nb::list holders_of(const Pool& pool) {
     char text[64];
     snprintf(text, sizeof text, "%zu bytes at 0x%llx", blocks[i].nbytes,
              static_cast<unsigned long long>(blocks[i].ptr));
-    names.append(text);
+    const std::string& place = blocks[i].allocated_at;
+    names.append(place.empty() ? std::string(text) : text + (" of " + place));
   }
   return names;
 }
 
 // Memory is out: asks the Python object, if it is still there, and leaves on this thread what the
 // error should say should it come to that.
-bool ask(const Pool& pool, nb::handle weak, std::size_t requested, const PoolStatistics& now) {
+bool ask(const Pool& pool, const DebugAllocator* debug, nb::handle weak, std::size_t requested,
+         const PoolStatistics& now) {
   nb::object self = weak();
   if (self.is_none()) return false;
   bool again = false;
@@ -74,7 +86,7 @@ bool ask(const Pool& pool, nb::handle weak, std::size_t requested, const PoolSta
   } catch (nb::python_error& error) {
     cause = nb::borrow(error.value());
   }
-  explain_out_of_memory(requested, std::move(cause), holders_of(pool));
+  explain_out_of_memory(requested, std::move(cause), holders_of(pool, debug));
   return again;
 }
 
@@ -88,10 +100,11 @@ void connect_callbacks(nb::handle_t<NativePool> self) {
     Py_DECREF(held);
   });
   native.callbacks.push_back(native.pool->add_callback(
-      [weak, pool = native.pool.get()](std::size_t requested, const PoolStatistics& now) {
+      [weak, pool = native.pool.get(), debug = native.debug.get()](std::size_t requested,
+                                                                   const PoolStatistics& now) {
         if (!nb::is_alive()) return false;
         const nb::gil_scoped_acquire gil;
-        return ask(*pool, weak.get(), requested, now);
+        return ask(*pool, debug, weak.get(), requested, now);
       }));
 }
 
@@ -99,10 +112,19 @@ void connect_callbacks(nb::handle_t<NativePool> self) {
 
 nb::list live_blocks(NativePool& self, std::size_t most) {
   nb::list blocks;
-  for (const Pool::LiveBlock& block : self.pool->live_blocks(most)) {
-    blocks.append(nb::make_tuple(block.ptr, block.nbytes));
+  for (const auto& block : blocks_of(*self.pool, self.debug.get(), most)) {
+    if (blocks.size() < most) blocks.append(nb::make_tuple(block.ptr, block.nbytes));
   }
   return blocks;
+}
+
+nb::dict places(NativePool& self) {
+  nb::dict found;
+  if (!self.debug) return found;
+  for (const auto& block : self.debug->live_blocks()) {
+    found[nb::int_(block.ptr)] = block.allocated_at;
+  }
+  return found;
 }
 
 const char* name_of(DebugReport::Kind kind) noexcept {
@@ -159,6 +181,8 @@ void bind_pool_reports(nb::class_<NativePool>& cls) {
       .def("live_blocks", &live_blocks, nb::arg("most") = ~std::size_t{0},
            nb::sig("def live_blocks(self, most: int = ...) -> list[tuple[int, int]]"),
            "(ptr, nbytes) of what is allocated.")
+      .def("places", &places, nb::sig("def places(self) -> dict[int, str]"),
+           "By address, where live blocks were allocated; debug mode knows.")
       .def("native_statistics", [](NativePool& self) { return as_dict(self.pool->statistics()); },
            nb::sig("def native_statistics(self) -> dict[str, int]"));
 }

@@ -127,17 +127,21 @@ Status DebugAllocator::launch(StreamHandle stream, HostFunction function, Check*
   return status;
 }
 
-Block DebugAllocator::allocate(std::size_t nbytes, StreamHandle stream) {
-  if (nbytes > unlimited - 4 * red_bytes) throw InvalidValue("nbytes is too large");
+Block DebugAllocator::allocate(std::size_t nbytes, StreamHandle stream, std::size_t alignment) {
+  // Keeps the alignment, unless the pool is about to refuse it.
+  const std::size_t before = std::max(red_bytes, std::min(alignment, std::size_t{1} << 30));
+  if (nbytes > unlimited - 4 * before) throw InvalidValue("nbytes is too large");
   auto record = std::make_shared<Record>();
   // The red zone after the block begins at its very end.
-  record->whole = pool_.allocate(nbytes + 2 * red_bytes, stream);
-  record->block = {record->whole.ptr + red_bytes, nbytes, record.get()};
+  const std::size_t whole = before + nbytes + red_bytes;
+  record->whole = alignment == 0 ? pool_.allocate(whole, stream)
+                                 : pool_.allocate(whole, stream, alignment);
+  record->block = {record->whole.ptr + before, nbytes, record.get()};
   record->stream = stream;
   if (const auto place = place_of_caller.load()) record->place = place();
   const int device = pool_.device();
   const DevicePtr ptr = record->block.ptr;
-  Status status = driver_.fill_async(device, record->whole.ptr, red_byte, 1, red_bytes, stream);
+  Status status = driver_.fill_async(device, ptr - red_bytes, red_byte, 1, red_bytes, stream);
   if (ok(status)) status = driver_.fill_async(device, ptr, fresh_byte, 1, nbytes, stream);
   if (ok(status)) status = driver_.fill_async(device, ptr + nbytes, red_byte, 1, red_bytes, stream);
   if (ok(status)) {
@@ -193,7 +197,7 @@ void DebugAllocator::inspect(const std::shared_ptr<Record>& record, StreamHandle
   }
   const auto to = reinterpret_cast<DevicePtr>(check->zones);
   const Block& block = record->block;
-  if (ok(status)) status = driver_.copy_async(device, to, record->whole.ptr, red_bytes, stream);
+  if (ok(status)) status = driver_.copy_async(device, to, block.ptr - red_bytes, red_bytes, stream);
   if (ok(status)) {
     status = driver_.copy_async(device, to + red_bytes, block.ptr + block.nbytes, red_bytes, stream);
   }
@@ -244,10 +248,21 @@ std::vector<DebugReport> DebugAllocator::take_reports() {
   return std::exchange(findings_->reports, {});
 }
 
-std::string DebugAllocator::place_of(DevicePtr ptr) const {
+bool DebugAllocator::find(DevicePtr ptr, Block* block) const {
   const std::lock_guard guard(mutex_);
   const auto found = live_.find(ptr);
-  return found == live_.end() ? std::string() : found->second->place;
+  if (found == live_.end()) return false;
+  *block = found->second->block;
+  return true;
+}
+
+std::vector<DebugAllocator::LiveBlock> DebugAllocator::live_blocks() const {
+  std::vector<LiveBlock> blocks;
+  const std::lock_guard guard(mutex_);
+  for (const auto& [ptr, record] : live_) {
+    blocks.push_back({ptr, record->block.nbytes, record->place});
+  }
+  return blocks;
 }
 
 }  // namespace ringmem

@@ -1,7 +1,7 @@
 // The pool with its eyes open: red zones around every block, poison in it, a check of stream order,
 // and the place of allocation in every report.
 //
-// What it costs: 512 bytes a block; three fills and a host function when a block is allocated; two
+// What it costs: 512 bytes a block, which the pool's figures count, and more where it is aligned; three fills and a host function when a block is allocated; two
 // copies of 256 bytes, one fill and up to two host functions when it is freed. Nothing of it waits.
 // Findings are made on the device's time and are collected with take_reports().
 #pragma once
@@ -42,7 +42,11 @@ class DebugAllocator final : public Allocator {
   // Who knows where an allocation comes from, "model.py:12"; asked by each, with no lock held.
   static void ask_for_places(std::string (*place)());
 
-  Block allocate(std::size_t nbytes, StreamHandle stream) override;
+  Block allocate(std::size_t nbytes, StreamHandle stream) override {
+    return allocate(nbytes, stream, 0);
+  }
+  // `alignment` as for the pool, or 0.
+  Block allocate(std::size_t nbytes, StreamHandle stream, std::size_t alignment);
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   // Says that the stream uses the block, and checks that it was ordered after the allocation.
   Status record_stream(Block& block, StreamHandle stream) override;
@@ -50,8 +54,14 @@ class DebugAllocator final : public Allocator {
 
   // What was found since the last call.
   std::vector<DebugReport> take_reports();
-  // Where a live block was allocated; empty if unknown.
-  std::string place_of(DevicePtr ptr) const;
+  // The live block that starts at `ptr`, as its user sees it.
+  bool find(DevicePtr ptr, Block* block) const;
+  struct LiveBlock {
+    DevicePtr ptr;
+    std::size_t nbytes;
+    std::string allocated_at;  // empty where the place is not known
+  };
+  std::vector<LiveBlock> live_blocks() const;
 
  private:
   struct Record;
