@@ -100,3 +100,29 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments):
     done = run(*arguments)
     assert done.exit_code == 2
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_several_threads_report_what_lived_while_they_ran(trace):
+    found = json.loads(run(trace, "--device", "cpu", "--threads", 4, "--json").stdout)
+    assert found["peak_reserved_bytes"] >= found["peak_live_bytes"] > 0
+    assert found["reserved_over_live"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--threads", 1025, "give 1 to 1024"),
+        ("--late", 1 << 70, "late is"),
+        ("--streams", 0, "streams is 0: give 1"),
+    ],
+)
+def test_numbers_that_no_machine_has_are_refused(trace, option, value, message):
+    done = run(trace, "--device", "cpu", option, value)
+    assert done.exit_code == 2
+    assert message in done.output.replace("\n", " ")
+
+
+def test_the_smallest_capacity_is_that_of_one_thread(trace):
+    done = run(trace, "--device", "cpu", "--threads", 2, "--find-capacity")
+    assert done.exit_code == 2
+    assert "give 1" in done.output.replace("\n", " ")

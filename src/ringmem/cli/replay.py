@@ -32,6 +32,7 @@ Progress = Callable[[str, int, int], object]  # step, done, total
 Result = dict[str, Any]
 
 _MIB = 1 << 20
+_MOST, _MOST_THREADS = (1 << 31) - 1, 1024
 _POLL_S = 0.05
 _EVERY = 1024  # events between two looks at the progress in a loop of Python
 
@@ -57,8 +58,10 @@ class ReplaySettings:
             )
         for name, least in (("threads", 1), ("late", 0), ("repetitions", 1), ("streams", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise InvalidValueError(f"{name} is {value}: give {least} or more")
+            if value is not None and not least <= value <= _MOST:
+                raise InvalidValueError(f"{name} is {value}: give {least} to {_MOST}")
+        if self.threads > _MOST_THREADS:
+            raise InvalidValueError(f"threads is {self.threads}: give 1 to {_MOST_THREADS}")
         if self.capacity is not None and self.capacity < 2 * _MIB:
             raise InvalidValueError(f"capacity is {self.capacity}: give 2 MiB, a page, or more")
         if self.allocator != "ringmem":
@@ -357,6 +360,11 @@ def find_capacity(settings: ReplaySettings, progress: Progress = lambda *_: None
         ``minimum_capacity_bytes``, ``minimum_over_live`` and ``probes``; the first two None where
         even four times the peak is too little.
     """
+    if settings.threads != 1:
+        raise InvalidValueError(
+            f"threads is {settings.threads}: the capacity that several threads need changes from "
+            "run to run; give 1"
+        )
     page = 2 * _MIB
     live = settings.trace.peak_live_bytes
     probes: list[Result] = []

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <system_error>
 #include <thread>
 
 #if defined(__x86_64__)
@@ -47,7 +48,16 @@ Scale calibrate() {
 struct Shared {
   std::atomic<bool> stop{false};
   std::atomic<std::size_t> peak_reserved{0};
+  // Of several threads, whose order is none of the trace's.
+  std::atomic<std::size_t> live{0};
+  std::atomic<std::size_t> peak_live{0};
 };
+
+void raise_to(std::atomic<std::size_t>& peak, std::size_t value) noexcept {
+  std::size_t known = peak.load(std::memory_order_relaxed);
+  while (value > known && !peak.compare_exchange_weak(known, value)) {
+  }
+}
 
 class Player {
  public:
@@ -78,7 +88,7 @@ class Player {
       if (event.kind == TraceKind::allocate) allocate(event);
       else if (event.kind == TraceKind::free_requested) free(event.id, event.stream);
       else continue;
-      if (options_.reserved) note(options_.reserved());
+      if (options_.reserved) raise_to(shared_.peak_reserved, options_.reserved());
     }
   }
   // Frees what lives, all of it whatever fails; returns the first failure.
@@ -110,9 +120,12 @@ class Player {
       blocks_[event.id] = allocator_.allocate(event.size, stream);
     }
     sample(start);
+    if (options_.threads > 1) raise_to(shared_.peak_live, shared_.live += event.size);
   }
   void free(std::uint32_t id, std::uint8_t in_trace) {
     const StreamHandle stream = stream_of(id, in_trace);
+    // First, so that memory which another thread gets meanwhile does not count twice.
+    if (options_.threads > 1) shared_.live -= blocks_[id].nbytes;
     const std::uint64_t start = now();
     const Status status = allocator_.deallocate(blocks_[id], stream);
     sample(start);
@@ -122,12 +135,6 @@ class Player {
   void sample(std::uint64_t start) {
     const std::uint64_t spent = now() - start;
     ticks_.push_back(static_cast<std::uint32_t>(std::min<std::uint64_t>(spent, 0xffffffffu)));
-  }
-  void note(std::size_t reserved) {
-    std::size_t peak = shared_.peak_reserved.load(std::memory_order_relaxed);
-    while (reserved > peak &&
-           !shared_.peak_reserved.compare_exchange_weak(peak, reserved)) {
-    }
   }
 
   Allocator& allocator_;
@@ -170,10 +177,17 @@ void on_all(std::vector<Player>& players, Shared& shared, Work work) {
     }
   };
   std::vector<std::thread> threads;
-  for (std::size_t i = 1; i < players.size(); ++i) {
-    threads.emplace_back(guarded, std::ref(players[i]));
+  try {
+    for (std::size_t i = 1; i < players.size(); ++i) {
+      threads.emplace_back(guarded, std::ref(players[i]));
+    }
+    guarded(players[0]);
+  } catch (const std::system_error&) {
+    shared.stop = true;
+    players[0].failure = std::make_exception_ptr(DriverError(
+        Status::operating_system, "starting a thread",
+        std::to_string(threads.size() + 1) + " of " + std::to_string(players.size()) + " run"));
   }
-  guarded(players[0]);
   for (std::thread& thread : threads) thread.join();
 }
 
@@ -237,6 +251,7 @@ ReplayResult replay(Allocator& allocator, std::span<const TraceEvent> trace,
     if (fatal) std::rethrow_exception(fatal);
   }
   result.peak_reserved = shared.peak_reserved;
+  if (options.threads > 1) result.peak_live = shared.peak_live;
   return result;
 }
 
