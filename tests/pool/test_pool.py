@@ -586,3 +586,26 @@ def test_debug_mode_says_where_the_holders_of_memory_were_allocated(device):
         pool.allocate(6 * MIB)
     assert f"of {__file__}:" in caught.value.holders[0]
     pool.close()
+
+
+def test_an_alignment_may_be_the_third_argument(device):
+    with Pool(device) as pool:
+        block = pool.allocate(100, None, 4096)
+        assert block.ptr % 4096 == 0
+        block.close()
+        with pytest.raises(TypeError, match="nbytes, stream and alignment"):
+            pool.allocate(100, None, 4096, 1)
+
+
+@pytest.mark.parametrize("kind", [ringmem.PinnedPool, ringmem.UnifiedPool, ringmem.NativePool])
+def test_no_pool_takes_a_setting_that_it_does_not_know(device, kind):
+    with kind(device) as pool, pytest.raises(AttributeError, match=f"{kind.__name__} has no"):
+        pool.limits = 5
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"), [("policy", None), ("policy", []), ("peers", 3), ("peers", "cpu:1")]
+)
+def test_a_pool_names_the_argument_that_will_not_do(device, argument, value):
+    with pytest.raises(ringmem.InvalidValueError, match=f"{argument} is"):
+        Pool(device, **{argument: value})

@@ -62,7 +62,9 @@ def run_bench(
             raise InvalidValueError(
                 f"against holds {name!r}: give all, or some of {', '.join(FOREIGN_ALLOCATORS)}"
             )
-    bench = _Bench(device, names if device.platform == "cuda" else [], 5 if quick else 21)
+    if names and device.platform != "cuda":
+        raise InvalidValueError(f"against names peers, which need a CUDA device, not {device.name}")
+    bench = _Bench(device, names, 5 if quick else 21)
     rows: list[Row] = []
     steps = [bench.pairs, bench.typed, bench.native, bench.mix, bench.live, bench.threads]
     steps += [bench.pinned]

@@ -234,6 +234,11 @@ def _run_foreign(settings: ReplaySettings, progress: Progress, series: bool) -> 
             f"allocator is {settings.allocator!r}: it needs a CUDA device, not "
             f"{Device(settings.device).name}"
         )
+    if Device(settings.device).ordinal != 0:
+        raise InvalidValueError(
+            f"device is {Device(settings.device).name}: allocators of other libraries are replayed "
+            "on cuda:0"
+        )
     trace = settings.trace
     with open_allocator(
         settings.allocator, streams=settings.stream_count, capacity=settings.capacity

@@ -9,6 +9,7 @@ from ringmem.device import Device
 from ringmem.device.sizes import format_nbytes, parse_nbytes
 from ringmem.native import _native
 from ringmem.native.errors import DriverError, InvalidValueError, NotSupportedError
+from ringmem.pool.pool import KnownSettings
 
 __all__ = ["DriverPoolStatistics", "NativePool"]
 
@@ -44,7 +45,7 @@ class DriverPoolStatistics:
         return self.reserved - self.used
 
 
-class NativePool(_native.DriverPoolBase):
+class NativePool(KnownSettings, _native.DriverPoolBase):
     """A stream-ordered pool of the driver.
 
     Parameters

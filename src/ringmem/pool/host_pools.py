@@ -9,7 +9,7 @@ from ringmem.device import Device
 from ringmem.device.sizes import format_nbytes, parse_nbytes
 from ringmem.native import _native
 from ringmem.native.errors import InvalidValueError, NotSupportedError
-from ringmem.pool.pool import describe_live
+from ringmem.pool.pool import KnownSettings, describe_live
 
 __all__ = ["HostPoolStatistics", "PinnedPool", "UnifiedPool"]
 
@@ -63,7 +63,7 @@ class HostPoolStatistics:
         return self.reserved - self.allocated
 
 
-class _HostPool(_native.ArenaPoolBase):
+class _HostPool(KnownSettings, _native.ArenaPoolBase):
     """What the two pools share."""
 
     def __init__(

@@ -19,6 +19,7 @@ from ringmem.pool.statistics import PEAKS, PoolStatistics, StatisticsRegion
 __all__ = ["DebugReport", "Pool"]
 
 Callback = Callable[[int, PoolStatistics], bool]
+_POLICIES = ("best_fit", "power_of_two", "exact")
 _NAMED = 5  # live blocks that close() names
 
 
@@ -47,7 +48,17 @@ class DebugReport:
     message: str
 
 
-class Pool(_native.PoolBase):
+class KnownSettings:
+    """A pool takes no attribute that it does not know: a misspelled limit would limit nothing."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_") and not hasattr(type(self), name):
+            kind = type(self).__name__
+            raise AttributeError(f"a {kind} has no setting {name!r}: see help({kind})")
+        super().__setattr__(name, value)
+
+
+class Pool(KnownSettings, _native.PoolBase):
     """A stream-ordered pool of device memory.
 
     Freed memory is reused at once on its stream, and on other streams behind an event that they
@@ -115,6 +126,8 @@ class Pool(_native.PoolBase):
         peers: Iterable[Device | str] = (),
     ) -> None:
         where = Device(device)
+        if policy not in _POLICIES:
+            raise InvalidValueError(f"policy is {policy!r}: give one of {', '.join(_POLICIES)}")
         if debug is None:
             debug = os.environ.get("RINGMEM_POOL_DEBUG", "0") not in ("", "0")
         self._callbacks: list[Callback] = []
@@ -215,11 +228,6 @@ class Pool(_native.PoolBase):
                 self._callbacks.remove(callback)
 
         return remove
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not name.startswith("_") and not hasattr(type(self), name):
-            raise AttributeError(f"a Pool has no setting {name!r}: see help(Pool)")
-        super().__setattr__(name, value)
 
     def _ask(self, requested: int, figures: dict[str, int]) -> tuple[bool, BaseException | None]:
         """Ask all callbacks; native code calls this. (Whether to try again, the first failure)."""
@@ -358,6 +366,8 @@ def describe_live(blocks: list[tuple[int, int]], places: dict[int, str] | None =
 
 def _peer_ordinals(device: Device, peers: Iterable[Device | str]) -> list[int]:
     ordinals = []
+    if isinstance(peers, str) or not isinstance(peers, Iterable):
+        raise InvalidValueError(f"peers is {peers!r}: give a list of devices")
     for entry in peers:
         peer = Device(entry)
         if peer.driver is not device.driver or peer is device:

@@ -286,7 +286,7 @@ bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, bool alig
            Arguments* parsed) {
   PyObject* nbytes = nargs > 0 ? args[0] : nullptr;
   PyObject* stream = nargs > 1 ? args[1] : nullptr;
-  PyObject* alignment = nullptr;
+  PyObject* alignment = nargs > 2 && aligned ? args[2] : nullptr;
   const Py_ssize_t keywords = kwnames != nullptr ? PyTuple_GET_SIZE(kwnames) : 0;
   for (Py_ssize_t i = 0; i < keywords; ++i) {
     PyObject* name = PyTuple_GET_ITEM(kwnames, i);
@@ -300,8 +300,9 @@ bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, bool alig
     }
     *target = args[nargs + i];
   }
-  if (nbytes == nullptr || nargs > 2) {
-    PyErr_SetString(PyExc_TypeError, "allocate() takes nbytes and an optional stream");
+  if (nbytes == nullptr || nargs > (aligned ? 3 : 2)) {
+    PyErr_SetString(PyExc_TypeError, aligned ? "allocate() takes nbytes, stream and alignment"
+                                             : "allocate() takes nbytes and an optional stream");
     return false;
   }
   parsed->stream = stream;
