@@ -35,6 +35,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "from_dlpack",
         "full",
         "pin",
+        "track_allocation_places",
         "zeros",
     ),
     "ringmem.device": (

@@ -1,5 +1,9 @@
 """Buffers as they come: shapes, dtypes, properties, repr."""
 
+import os
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -151,15 +155,28 @@ def test_repr_tells_what_it_is_where_and_how_large(device):
 
 
 def test_the_place_of_allocation_is_kept_when_tracking_is_on(device):
-    before = _native.track_allocation_places(True)
+    before = ringmem.track_allocation_places(True)
     try:
         direct = ringmem.DeviceBuffer(1, device=device)
         through = ringmem.zeros(1, device=device)
     finally:
-        _native.track_allocation_places(before)
+        ringmem.track_allocation_places(before)
     untracked = ringmem.empty(1, device=device)
     for buffer in (direct, through):
         file, line = _native.buffer_place(buffer)
         assert file == __file__
         assert "device=device" in open(file).read().splitlines()[line - 1]  # noqa: SIM115
     assert _native.buffer_place(untracked) is None
+
+
+def test_tracking_is_an_environment_variable_too(device):
+    code = "import ringmem; print(ringmem.track_allocation_places(False))"
+    for value, wanted in (("1", "True"), ("0", "False")):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "RINGMEM_TRACK_PLACES": value},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.stdout.strip() == wanted, done.stderr

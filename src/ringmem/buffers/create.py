@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ringmem.device import Device
 
-__all__ = ["empty", "from_array", "full", "zeros"]
+__all__ = ["empty", "from_array", "full", "track_allocation_places", "zeros"]
 
 
 if TYPE_CHECKING:
@@ -144,3 +144,29 @@ def from_array(
         buffer.close()
         raise
     return buffer
+
+
+def track_allocation_places(on: bool = True) -> bool:
+    """Remember where buffers are allocated, so that the warning about a lost one says so.
+
+    Costs some microseconds a buffer. The environment variable ``RINGMEM_TRACK_PLACES=1`` has it on
+    from the beginning.
+
+    Parameters
+    ----------
+    on : bool, default True
+        For buffers that are made from now on, in all threads.
+
+    Returns
+    -------
+    bool
+        What was set before.
+
+    Examples
+    --------
+    >>> from ringmem import track_allocation_places
+    >>> before = track_allocation_places()
+    >>> track_allocation_places(before)
+    True
+    """
+    return _native.track_allocation_places(bool(on))
