@@ -3,6 +3,8 @@
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -129,6 +131,32 @@ def test_copies_that_do_not_match(device):
             buffer.copy_from(nonsense)
 
 
+def test_ragged_lists(device):
+    with pytest.raises(InvalidValueError, match=r"array is \[\[1\], \[1, 2\]\]: give"):
+        ringmem.from_array([[1], [1, 2]], device=device)
+    with pytest.raises(InvalidValueError, match=r"fill_value is \[\[1\], \[1, 2\]\]: give"):
+        ringmem.full(2, [[1], [1, 2]], device=device)
+
+
+def test_an_error_of_an_index_itself_is_not_hidden(device):
+    class Index:
+        def __index__(self):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        ringmem.zeros(3, device=device)[Index()]
+
+
+def test_without_ml_dtypes_its_types_say_how_to_get_it():
+    program = (
+        "import sys; sys.modules['ml_dtypes'] = None; import ringmem\n"
+        "ringmem.DeviceBuffer(3, 'bfloat16', device='cpu')"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "InvalidValueError: dtype is 'bfloat16'" in told.stderr
+    assert "pip install ml_dtypes" in told.stderr
+
+
 def test_overlapping_ranges(device):
     for make in ALL:
         buffer = make(10, "i4", device=device)
@@ -167,6 +195,12 @@ def test_indices(device):
     buffer = ringmem.zeros((3, 4), "f4", device=device)
     for index in (3, -4, slice(None, None, 2), slice(None, None, -1), (0, 0), "x", 1.0, None, True):
         with pytest.raises(InvalidValueError, match=r"index|slice"):
+            buffer[index]
+    for index in (np.array([1]), slice("a", None), slice(None, None, 0)):
+        with pytest.raises(InvalidValueError, match="give an integer or a slice"):
+            buffer[index]
+    for index in (2**70, -(2**70)):
+        with pytest.raises(InvalidValueError, match=f"index is {index} on an axis of 3"):
             buffer[index]
     with pytest.raises(InvalidValueError, match="no axis"):
         buffer.reshape(12)[0][0]

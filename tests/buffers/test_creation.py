@@ -152,6 +152,11 @@ def test_repr_tells_what_it_is_where_and_how_large(device):
     assert repr(buffer[0]).endswith("view>")
     buffer.close()
     assert repr(buffer) == "<DeviceBuffer (512, 1024) float32 on cpu:0, closed>"
+    stream = device.create_stream()
+    open_buffer = ringmem.empty(3, device=device, stream=stream)
+    handle = stream.handle
+    stream.close()
+    assert repr(open_buffer).endswith(f", closed stream {handle:#x}>")
 
 
 def test_the_place_of_allocation_is_kept_when_tracking_is_on(device):

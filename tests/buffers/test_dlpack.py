@@ -129,6 +129,11 @@ def test_other_devices_are_refused(device):
         with pytest.raises(InvalidValueError, match="dl_device"):
             buffer.__dlpack__(dl_device=wanted)
     assert np.from_dlpack(buffer, device="cpu").tolist() == [0, 0, 0]
+    for nonsense in (5, (1,), (1, None), "x"):
+        with pytest.raises(InvalidValueError, match=r"dl_device is .*: give two integers"):
+            buffer.__dlpack__(dl_device=nonsense)
+    with pytest.raises(InvalidValueError, match="max_version is 3: give two integers"):
+        buffer.__dlpack__(max_version=3)
 
 
 # --- importing -----------------------------------------------------------------------------------
@@ -177,7 +182,7 @@ class Producer:
 
     def __dlpack__(self, stream=None):
         assert stream is None
-        return self.array.__dlpack__()
+        return None if self.array is None else self.array.__dlpack__()
 
     def __dlpack_device__(self):
         return self.device
@@ -191,6 +196,14 @@ def test_legacy_producers_are_read(device):
 def test_unknown_device_types_are_refused(device):
     with pytest.raises(InvalidValueError, match="device type 10"):
         ringmem.from_dlpack(Producer(np.arange(5), (10, 0)))
+
+
+def test_what_is_no_answer_of_the_protocol_is_refused(device):
+    with pytest.raises(InvalidValueError, match=r"__dlpack__\(\) gave None: a fresh capsule"):
+        ringmem.from_dlpack(Producer(None))
+    for nonsense in (None, (1,), 5):
+        with pytest.raises(InvalidValueError, match=r"__dlpack_device__\(\) is .* two integers"):
+            ringmem.from_dlpack(Producer(np.arange(5), nonsense))
 
 
 def test_a_cuda_tensor_without_a_driver_says_so(device):

@@ -109,11 +109,25 @@ def test_types_without_a_type_string_are_refused(device):
         ({"stream": 0}, "allows None, 1, 2 or a handle"),
         ({"stream": -1}, "allows None, 1, 2 or a handle"),
         ({"data": (64, False)}, "no memory that"),
+        ({"data": None}, "it must be a dict with shape, typestr and data"),
+        ({"data": (1 << 64, False)}, "it must be a dict"),
+        ({"shape": 3}, "it must be a dict"),
+        ({"shape": (-1,)}, r"shape\[0\] is -1"),
+        ({"typestr": "nope"}, "it must be a dict"),
+        ({"strides": (4,)}, "it must be a dict"),
     ],
 )
 def test_interfaces_that_cannot_be_taken(device, buffer, changes, message):
     with pytest.raises(InvalidValueError, match=message):
         borrow_array_interface(Holder(buffer, **changes), device)
+
+
+@pytest.mark.parametrize("interface", [{}, None, 3, {"shape": (1,), "typestr": "<f4"}])
+def test_what_is_no_interface_is_refused(device, buffer, interface):
+    holder = Holder(buffer)
+    holder.interface = interface
+    with pytest.raises(InvalidValueError, match="Holder.__cuda_array_interface__ is.* must be a"):
+        borrow_array_interface(holder, device)
 
 
 def test_explicit_contiguous_strides_and_no_stream_are_taken(device, buffer):

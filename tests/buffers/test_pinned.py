@@ -69,6 +69,35 @@ def test_arrays_and_bytes_through_the_buffer_protocol(device):
     assert np.asarray(times).astype("i8").tolist() == [9, 9, 9]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "remedy"),
+    [("bfloat16", "u2"), ("float8_e4m3fn", "u1"), ("float8_e5m2", "u1"),
+     ("int4", "u1"), ("V5", "u1"), ("V4", "u4"),
+     ([("a", "M8[s]")], "u8"), ({"names": ["a"], "formats": ["i4"], "itemsize": 12}, "u1")],
+)  # fmt: skip
+def test_types_without_a_format_of_the_buffer_protocol_stay_themselves(device, dtype, remedy):
+    buffer = ringmem.PinnedBuffer(3, dtype, device=device)
+    with pytest.raises(ringmem.InvalidValueError, match=rf'has no format for .*view\("{remedy}"\)'):
+        memoryview(buffer)
+    assert memoryview(buffer.view(remedy)).nbytes == buffer.nbytes
+    assert b"".join([buffer]) == buffer.to_numpy().tobytes()  # no format asked for
+    array = np.asarray(buffer)
+    assert (array.dtype, array.ctypes.data) == (buffer.dtype, buffer.ptr)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.dtype([("a", "i1"), ("b", "i4")], align=True),
+        np.dtype([("a", "V5"), ("b", "f4")]),
+        np.dtype([("a", [("b", "S3"), ("c", ">f8", (2,))])]),
+    ],
+)
+def test_padded_and_nested_structures_have_a_format(device, dtype):
+    array = np.asarray(memoryview(ringmem.PinnedBuffer(3, dtype, device=device)))
+    assert array.dtype == dtype
+
+
 def test_array_protocol_converts_and_copies_on_request(device):
     buffer = ringmem.PinnedBuffer(3, "f4", device=device)
     buffer.fill(2)

@@ -259,7 +259,7 @@ def test_synchronize_waits_for_everything():
 
 def test_use_overrides_the_allocator_of_this_thread_only(pair):
     device, other = pair
-    foreign = other.allocator
+    foreign = ringmem.Pool(device).native_allocator
     seen = []
     with device.use(foreign):
         assert device.current_allocator is foreign
@@ -275,7 +275,7 @@ def test_use_overrides_the_allocator_of_this_thread_only(pair):
 
 
 def test_use_ends_with_an_exception(device):
-    with pytest.raises(KeyError), device.use(Device("cpu:1").allocator):
+    with pytest.raises(KeyError), device.use(ringmem.Pool(device)):
         raise KeyError
     assert device.current_allocator is device.allocator
 
@@ -286,11 +286,11 @@ def test_a_scope_that_is_never_entered_says_so():
 
 
 def test_use_takes_whatever_has_a_native_allocator(device):
-    class Pool:
-        native_allocator = Device("cpu:1").allocator
+    class Owner:
+        native_allocator = ringmem.Pool(device).native_allocator
 
-    with device.use(Pool()):
-        assert device.current_allocator is Pool.native_allocator
+    with device.use(Owner()):
+        assert device.current_allocator is Owner.native_allocator
 
 
 @pytest.mark.parametrize("bad", [None, 3, "pool"])

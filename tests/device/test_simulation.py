@@ -109,6 +109,8 @@ def test_peers_are_all_none_or_the_pairs_given():
         ({"flying": True}, "flying"),
         ({"name": "a,devices=3"}, "name is 'a,devices=3'"),
         ({"name": ""}, "name is ''"),
+        ({"name": 1}, "name is 1: give a text"),
+        ({"peers": 1}, "peers is 1: give True, False or pairs"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_named_with_its_value(settings, named):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 
 import numpy as np
 import pytest
 
 from ringmem.native import _native, layouts
-from ringmem.native.errors import InvalidValueError
+from ringmem.native.errors import InvalidValueError, NotSupportedError
 
 CONTROL = [  # the order, sizes and offsets that issue and design fix
     ("active", 0, "u4"),
@@ -123,6 +125,10 @@ def test_values_that_do_not_fit_their_field_are_refused():
         block.heartbeat = 1 << 64
     with pytest.raises(InvalidValueError, match="last_error=2147483648"):
         block.last_error = 1 << 31
+    for nonsense in ("x", 1.5, None):
+        with pytest.raises(InvalidValueError, match=f"active={nonsense!r} must be an integer"):
+            block.active = nonsense
+    assert block.active == 0
 
 
 def test_memory_that_does_not_fit_is_refused():
@@ -136,6 +142,10 @@ def test_memory_that_does_not_fit_is_refused():
         layouts.ControlBlock(memory)
     with pytest.raises(InvalidValueError, match="ptr=0x40"):
         layouts.ControlBlock.from_address(64)
+    with pytest.raises(InvalidValueError, match="ptr='x' must be an integer"):
+        layouts.ControlBlock.from_address("x")
+    with pytest.raises(InvalidValueError, match="ptr=0x1000000"):
+        layouts.ControlBlock.from_address(1 << 72)
     with pytest.raises(InvalidValueError, match="must be a C-contiguous buffer"):
         layouts.ControlBlock(object())
 
@@ -178,16 +188,55 @@ def test_aligned_empty_checks_its_arguments():
     assert layouts.aligned_empty(5, "f4", 4096).ctypes.data % 4096 == 0
     with pytest.raises(InvalidValueError, match="alignment=48"):
         layouts.aligned_empty(1, "u1", 48)
-    with pytest.raises(InvalidValueError, match="negative"):
+    with pytest.raises(InvalidValueError, match=r"shape\[1\] is -1"):
         layouts.aligned_empty((2, -1), "u1")
     with pytest.raises(InvalidValueError, match="Python objects"):
         layouts.aligned_empty(1, object)
-    with pytest.raises(InvalidValueError, match="too many"):
+    with pytest.raises(InvalidValueError, match="overflows"):
         layouts.aligned_empty((1 << 40, 1 << 40), "u8")
+    with pytest.raises(InvalidValueError, match="too many"):
+        layouts.aligned_empty((1 << 63) - 1, "u1")
     with pytest.raises(InvalidValueError, match="Python objects"):
         layouts.CacheLineAligned(object)
-    with pytest.raises(InvalidValueError, match="negative"):
+    with pytest.raises(InvalidValueError, match=r"shape\[0\] is -1"):
         layouts.CacheLineAligned("u1", (-1,))
+
+
+@pytest.mark.parametrize("make", [layouts.aligned_empty, layouts.aligned_zeros])
+def test_aligned_arrays_of_nonsense_are_refused(make):
+    with pytest.raises(InvalidValueError, match="dtype is 'nope'"):
+        make(3, "nope")
+    with pytest.raises(InvalidValueError, match="shape is 'x'"):
+        make("x", "u1")
+    with pytest.raises(InvalidValueError, match=r"alignment=64\.0 must be an integer"):
+        make(3, "u1", 64.0)
+
+
+def test_cache_line_aligned_of_nonsense_is_refused():
+    with pytest.raises(InvalidValueError, match="dtype is 'nope'"):
+        layouts.CacheLineAligned("nope")
+    with pytest.raises(InvalidValueError, match=r"shape is 1\.5"):
+        layouts.CacheLineAligned("u8", 1.5)
+
+
+def test_numpy_integers_are_shapes():
+    assert layouts.CacheLineAligned("u8", np.int64(3)).array.shape == (3,)
+    assert layouts.aligned_zeros(np.int64(3), "u8").shape == (3,)
+    assert layouts.aligned_empty((np.int64(3), 2), "u8", np.int64(64)).shape == (3, 2)
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (layouts.ControlBlock, r"to_numpy\(\)"),
+        (layouts.TelemetryBuffer, r"to_numpy\(\)"),
+        (lambda: layouts.CacheLineAligned("u8", 4), r"array\.copy\(\)"),
+    ],
+)
+def test_memory_that_others_watch_is_not_copied(copied, make, remedy):
+    with pytest.raises(NotSupportedError, match=f"cannot be pickled or copied.*{remedy}"):
+        copied(make())
 
 
 KERNEL = """

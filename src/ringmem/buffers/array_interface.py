@@ -67,23 +67,41 @@ def borrow_array_interface(
     Raises
     ------
     InvalidValueError
-        The memory is not contiguous, masked, or does not belong to `device`.
+        The memory is not contiguous, masked, or does not belong to `device`; the interface is
+        not one of the protocol.
     """
     interface: Mapping[str, Any] = producer.__cuda_array_interface__
+    try:
+        ptr, readonly, shape, strides, dtype = _read(interface)
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        raise InvalidValueError(
+            f"{type(producer).__name__}.__cuda_array_interface__ is {interface!r:.300}: it must "
+            f"be a dict with shape, typestr and data, as the protocol says ({error!r})"
+        ) from error
     if interface.get("mask") is not None:
         raise InvalidValueError(f"{type(producer).__name__} has a mask: give unmasked memory")
-    ptr, readonly = interface["data"]
-    ptr = int(ptr or 0)
-    shape = tuple(int(extent) for extent in interface["shape"])
-    dtype = _dtype_of(interface)
-    _check_contiguous(interface, shape, dtype, producer)
+    _check_contiguous(strides, shape, dtype, producer)
     kind, device = _locate(ptr, device)
     order = current_stream(device) if stream is None else as_stream(stream, device)
     _wait_for_producer(interface.get("stream"), order)
     return cast(
         "Buffer",
-        _native.borrow_memory(kind, ptr, shape, dtype, device, order, bool(readonly), producer),
+        _native.borrow_memory(kind, ptr, shape, dtype, device, order, readonly, producer),
     )
+
+
+def _read(
+    interface: Mapping[str, Any],
+) -> tuple[int, bool, tuple[int, ...], tuple[int, ...] | None, np.dtype[Any]]:
+    """Take the interface apart; what is wrong with it raises whatever Python raises."""
+    ptr, readonly = interface["data"]
+    ptr = int(ptr or 0)
+    ptr.to_bytes(8, "little")  # OverflowError for what is no address
+    shape = tuple(int(extent) for extent in interface["shape"])
+    strides = interface.get("strides")
+    if strides is not None:
+        strides = tuple(int(stride) for stride, _ in zip(strides, shape, strict=True))
+    return ptr, bool(readonly), shape, strides, _dtype_of(interface)
 
 
 def _dtype_of(interface: Mapping[str, Any]) -> np.dtype[Any]:
@@ -95,16 +113,18 @@ def _dtype_of(interface: Mapping[str, Any]) -> np.dtype[Any]:
 
 
 def _check_contiguous(
-    interface: Mapping[str, Any], shape: tuple[int, ...], dtype: np.dtype[Any], producer: object
+    strides: tuple[int, ...] | None,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    producer: object,
 ) -> None:
-    strides = interface.get("strides")
     if strides is None or 0 in shape:
         return
     expected = dtype.itemsize
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent != 1 and stride != expected:
             raise InvalidValueError(
-                f"the {type(producer).__name__} of shape {shape} has strides {tuple(strides)}: "
+                f"the {type(producer).__name__} of shape {shape} has strides {strides}: "
                 "buffers are contiguous; make it so first"
             )
         expected *= extent

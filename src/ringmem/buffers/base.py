@@ -191,8 +191,8 @@ class Buffer(_native.BufferBase):
         if _native.buffer_owner(self) is not None:
             return f"<{text}, borrowed>"
         handle, owner = _native.buffer_stream(self)
-        closed = ", closed" if owner is not None and cast(Stream, owner).closed else ""
-        return f"<{text}, stream {handle:#x}{closed}>"
+        closed = "closed " if owner is not None and cast(Stream, owner).closed else ""
+        return f"<{text}, {closed}stream {handle:#x}>"
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise NotSupportedError(

@@ -8,9 +8,10 @@ import numpy as np
 
 from ringmem.buffers.device_buffer import DeviceBuffer
 from ringmem.native import _native
+from ringmem.native.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, DTypeLike
+    from numpy.typing import ArrayLike, DTypeLike, NDArray
 
     from ringmem.device import Device
 
@@ -97,7 +98,7 @@ def full(
     [1.5, 1.5]
     """
     if dtype is None:
-        dtype = np.asarray(fill_value).dtype
+        dtype = _as_array("fill_value", fill_value).dtype
     buffer = empty(shape, dtype, device=device, stream=stream, allocator=allocator)
     try:
         buffer.fill(fill_value)
@@ -105,6 +106,15 @@ def full(
         buffer.close()
         raise
     return buffer
+
+
+def _as_array(argument: str, value: ArrayLike) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # NumPy's word for a ragged list
+        raise InvalidValueError(
+            f"{argument} is {value!r:.80}: give an array or lists of equal length ({error})"
+        ) from error
 
 
 def from_array(
@@ -129,6 +139,11 @@ def from_array(
         Of the array's shape and dtype. The array may be changed when the call returns, unless it
         is over a PinnedBuffer, which is copied asynchronously.
 
+    Raises
+    ------
+    InvalidValueError
+        `array` is no array, for instance a ragged list; what :class:`DeviceBuffer` raises.
+
     Examples
     --------
     >>> import numpy as np
@@ -136,7 +151,7 @@ def from_array(
     >>> ringmem.from_array(np.arange(6)[::2], device="cpu").to_numpy().tolist()
     [0, 2, 4]
     """
-    source = np.asarray(array)
+    source = _as_array("array", array)
     buffer = empty(source.shape, source.dtype, device=device, stream=stream, allocator=allocator)
     try:
         buffer.copy_from(source)

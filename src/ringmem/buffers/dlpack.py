@@ -59,8 +59,8 @@ def export(
 ) -> object:
     """Make a capsule; the rules are the protocol's, see :meth:`Buffer.__dlpack__`."""
     own = device_of(buffer)
-    wanted = own if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
-    versioned = max_version is not None and max_version[0] >= 1
+    wanted = own if dl_device is None else _pair("dl_device", dl_device)
+    versioned = max_version is not None and _pair("max_version", max_version) >= _VERSION
     if wanted != own and not (wanted == (CPU, 0) and own[0] != CPU):
         raise InvalidValueError(
             f"dl_device is {dl_device}: {buffer!r} is on {own}; give that, or (1, 0) for the host"
@@ -83,6 +83,14 @@ def export(
         )
     _handshake(buffer, wanted[0], stream)
     return _capsule(buffer, wanted, versioned, copied=False)
+
+
+def _pair(name: str, value: Any) -> tuple[int, int]:
+    try:
+        first, second = value
+        return int(first), int(second)
+    except (TypeError, ValueError):
+        raise InvalidValueError(f"{name} is {value!r}: give two integers in a tuple") from None
 
 
 def _host_copy(buffer: Buffer) -> Buffer:
@@ -133,7 +141,9 @@ def borrow_dlpack(producer: Any, copy: bool | None, stream: object | None = None
     InvalidValueError
         The memory is not contiguous, or of a type or a device that ringmem does not know.
     """
-    device_type, device_id = (int(value) for value in producer.__dlpack_device__())
+    device_type, device_id = _pair(
+        f"{type(producer).__name__}.__dlpack_device__()", producer.__dlpack_device__()
+    )
     kind = _KINDS.get(device_type)
     if kind is None:
         raise InvalidValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ringmem.device import platforms
@@ -11,7 +12,6 @@ from ringmem.native import _native
 from ringmem.native.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from types import TracebackType
 
     from ringmem.device.device import Device
@@ -146,7 +146,7 @@ def simulate(
         **{key: _switch(key, value) for key, value in capabilities.items()},
     }
     if name is not None:
-        if not name or "," in name:
+        if not isinstance(name, str) or not name or "," in name:
             raise InvalidValueError(f"name is {name!r}: give a text without commas")
         settings["name"] = name
     text = ",".join(f"{key}={value}" for key, value in settings.items())
@@ -162,6 +162,8 @@ def _switch(name: str, value: object) -> str:
 def _peers_text(peers: bool | Iterable[tuple[int, int]], devices: int) -> str:
     if isinstance(peers, bool):
         return "all" if peers else "none"
+    if not isinstance(peers, Iterable):
+        raise InvalidValueError(f"peers is {peers!r}: give True, False or pairs of ordinals")
     pairs = []
     for pair in peers:
         match pair:

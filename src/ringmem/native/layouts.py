@@ -8,6 +8,8 @@ and checked against them, and device code is compiled from the same text
 from __future__ import annotations
 
 import ctypes
+import math
+import operator
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any, ClassVar, Self, cast
@@ -16,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringmem.native import _native
-from ringmem.native.errors import InvalidValueError
+from ringmem.native.errors import InvalidValueError, NotSupportedError
 
 __all__ = [
     "CacheLineAligned",
@@ -93,30 +95,23 @@ def aligned_empty(
     Raises
     ------
     InvalidValueError
-        `alignment` is no power of two, a dimension is negative, or the dtype holds objects.
+        A bad shape, dtype or alignment; the dtype holds objects.
 
     Examples
     --------
     >>> aligned_empty((3, 5), "f4").ctypes.data % 128
     0
     """
-    dtype = np.dtype(dtype)
+    dims, element, nbytes = _native.array_spec(shape, dtype)
+    alignment = _integer("alignment", alignment)
     if alignment < 1 or alignment & (alignment - 1):
         raise InvalidValueError(f"alignment={alignment} must be a power of two of bytes")
-    if dtype.hasobject:
-        raise InvalidValueError(f"dtype={dtype} holds Python objects; use one of plain values")
-    dims = (shape,) if isinstance(shape, int) else tuple(shape)
-    if any(dim < 0 for dim in dims):
-        raise InvalidValueError(f"shape={shape} has a negative dimension")
-    nbytes = dtype.itemsize
-    for dim in dims:
-        nbytes *= dim
     try:
         raw = np.empty(nbytes + alignment, dtype=np.uint8)
     except ValueError as error:  # NumPy's word for more bytes than an address can count
-        raise InvalidValueError(f"shape={shape} of {dtype} is {nbytes} bytes: too many") from error
+        raise InvalidValueError(f"shape={shape} is {nbytes} bytes: too many") from error
     start = -raw.ctypes.data % alignment
-    return np.ndarray(dims, dtype=dtype, buffer=raw.data, offset=start)
+    return np.ndarray(dims, dtype=element, buffer=raw.data, offset=start)
 
 
 def aligned_zeros(
@@ -174,21 +169,18 @@ class CacheLineAligned:
         *,
         memory: Any = None,
     ) -> None:
-        dtype = np.dtype(dtype)
-        self.stride = max(-(-dtype.itemsize // self.alignment), 1) * self.alignment
-        dims = (shape,) if isinstance(shape, int) else tuple(shape)
-        if dtype.hasobject:
-            raise InvalidValueError(f"dtype={dtype} holds Python objects; use one of plain values")
+        dims, element, _ = _native.array_spec(shape, dtype)
+        self.stride: int = -(-element.itemsize // self.alignment) * self.alignment
         lines = aligned_zeros((*dims, self.stride), "u1") if memory is None else None
         if lines is None:
-            lines = _bytes_of(memory, self.stride * _count(dims), self.alignment)
+            lines = _bytes_of(memory, self.stride * math.prod(dims), self.alignment)
         strides: list[int] = []
         step = self.stride
         for dim in reversed(dims):
             strides.insert(0, step)
             step *= dim
         self.array: npt.NDArray[Any] = np.ndarray(
-            dims, dtype=dtype, buffer=lines.reshape(-1).data, strides=tuple(strides)
+            dims, dtype=element, buffer=lines.reshape(-1).data, strides=tuple(strides)
         )
 
     @property
@@ -204,14 +196,22 @@ class CacheLineAligned:
     def __repr__(self) -> str:
         return f"CacheLineAligned({self.array.dtype}, shape={self.array.shape}, ptr={self.ptr:#x})"
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise _not_copied(self, "array.copy()")
 
-def _count(dims: tuple[int, ...]) -> int:
-    count = 1
-    for dim in dims:
-        if dim < 0:
-            raise InvalidValueError(f"shape={dims} has a negative dimension")
-        count *= dim
-    return count
+
+def _not_copied(memory: CacheLineAligned | _Structure, remedy: str) -> NotSupportedError:
+    return NotSupportedError(
+        f"the {type(memory).__name__} at {memory.ptr:#x} cannot be pickled or copied: others watch "
+        f"it where it is; take {remedy}"
+    )
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidValueError(f"{name}={value!r:.80} must be an integer") from None
 
 
 def _bytes_of(memory: Any, nbytes: int, alignment: int) -> npt.NDArray[np.uint8]:
@@ -266,7 +266,7 @@ class _Field:
         return self._load(instance.ptr + self._offset)
 
     def __set__(self, instance: _Structure, value: int) -> None:
-        value = int(value)
+        value = _integer(self._name, value)
         if not self._low <= value < self._high:
             raise InvalidValueError(
                 f"{self._name}={value} is not in {self._low} … {self._high - 1}"
@@ -304,11 +304,13 @@ class _Structure:
         Raises
         ------
         InvalidValueError
-            `ptr` is 0 or not aligned.
+            `ptr` is no address, 0 or not aligned.
         """
-        if ptr <= 0 or ptr % cls.alignment:
+        ptr = _integer("ptr", ptr)
+        if not 0 < ptr < 1 << 64 or ptr % cls.alignment:
             raise InvalidValueError(
-                f"ptr={ptr:#x} must be a multiple of {cls.alignment} and not 0 for {cls.__name__}"
+                f"ptr={ptr:#x} must be an address, a multiple of {cls.alignment} and not 0, for "
+                f"{cls.__name__}"
             )
         raw = (ctypes.c_uint8 * cls.dtype.itemsize).from_address(ptr)
         raw._owner = owner  # type: ignore[attr-defined]
@@ -331,6 +333,9 @@ class _Structure:
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={self.record[name][()]}" for name in self.dtype.names or ())
         return f"{type(self).__name__}({fields})"
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise _not_copied(self, "to_numpy()")
 
 
 class ControlBlock(_Structure):

@@ -178,7 +178,7 @@ void bind_buffer_dlpack(nb::module_& m) {
   m.def("dlpack_capsule", &to_capsule, nb::arg("buffer"), nb::arg("hold"), nb::arg("device_type"),
         nb::arg("device_id"), nb::arg("code"), nb::arg("bits"), nb::arg("versioned"),
         nb::arg("copied"));
-  m.def("take_dlpack_capsule", &take_capsule, nb::arg("capsule"));
+  m.def("take_dlpack_capsule", &take_capsule, nb::arg("capsule").none());
 }
 
 }  // namespace ringmem::bind

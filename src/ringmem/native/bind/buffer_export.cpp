@@ -5,6 +5,7 @@
 #include "bind/lazily.hpp"
 
 #include <atomic>
+#include <bit>
 #include <string>
 #include <utility>
 
@@ -81,6 +82,31 @@ nb::object host_array(nb::handle_t<Buffer> self, bool read_only) {
   return nb::handle(ndarray)(buffer.shape.tuple(), buffer.dtype, **named);
 }
 
+// Whether NumPy reads the dtype back from the format that it writes for it: it writes none for
+// dates and the types of ml_dtypes, makes padding of V5, and forgets padding at the end.
+bool has_format(const Buffer& buffer, nb::handle array) {
+  constexpr int unicode = 19, half = 23;  // NPY_TYPES: up to unicode only object has no format
+  const int number = nb::cast<int>(buffer.dtype.attr("num"));
+  if (number <= unicode || number == half) [[likely]] return true;
+  nb::object seen = nb::steal(PyMemoryView_FromObject(array.ptr()));
+  if (seen) {
+    nb::object asarray = nb::module_::import_("numpy").attr("asarray");
+    seen = nb::steal(PyObject_CallOneArg(asarray.ptr(), seen.ptr()));
+  }
+  if (seen) return seen.attr("dtype").equal(buffer.dtype);
+  PyErr_Clear();
+  return false;
+}
+
+[[noreturn]] void refuse_format(const Buffer& buffer) {
+  const char kind = nb::str(buffer.dtype.attr("kind")).c_str()[0];
+  const std::size_t nbytes =
+      buffer.itemsize <= 8 && std::has_single_bit(buffer.itemsize) ? buffer.itemsize : 1;
+  throw InvalidValue("the buffer protocol has no format for " +
+                     std::string(nb::str(buffer.dtype).c_str()) + ": use view(\"" +
+                     (kind == 'M' || kind == 'm' ? "i" : "u") + std::to_string(nbytes) + "\")");
+}
+
 // memoryview(buffer) and whatever else asks for bytes: the request is passed on to an ndarray,
 // which knows the format of every dtype that has one.
 int get_typed_buffer(PyObject* self, Py_buffer* view, int flags) {
@@ -89,13 +115,9 @@ int get_typed_buffer(PyObject* self, Py_buffer* view, int flags) {
     Buffer& buffer = *nb::inst_ptr<Buffer>(self);
     buffer.check_open();
     require_host_readable(buffer);
-    const char kind = nb::str(buffer.dtype.attr("kind")).c_str()[0];
-    if (kind == 'M' || kind == 'm') {
-      throw InvalidValue("the buffer protocol has no format for " +
-                         std::string(nb::str(buffer.dtype).c_str()) + ": use view(\"i8\")");
-    }
-    handle.attr("_wait_for_host")();
     nb::object array = host_array(handle, buffer.read_only);
+    if ((flags & PyBUF_FORMAT) && !has_format(buffer, array)) refuse_format(buffer);
+    handle.attr("_wait_for_host")();
     view->obj = nullptr;
     return PyObject_GetBuffer(array.ptr(), view, flags);
   } catch (...) {

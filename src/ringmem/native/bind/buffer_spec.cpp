@@ -143,6 +143,7 @@ nb::object make_dtype(nb::handle argument) {
   PyObject* made = PyObject_CallOneArg(numpy_dtype_class(), argument.ptr());
   if (made) return nb::steal(made);
   nb::python_error error;
+  const char* remedy = "; give a NumPy dtype or the name of one";
   if (PyUnicode_Check(argument.ptr())) {
     // bfloat16, float8_e4m3fn, int4 and the like, where ml_dtypes is installed.
     nb::object extra = nb::steal(PyImport_ImportModule("ml_dtypes"));
@@ -150,9 +151,12 @@ nb::object make_dtype(nb::handle argument) {
     made = cls ? PyObject_CallOneArg(numpy_dtype_class(), cls.ptr()) : nullptr;
     if (made) return nb::steal(made);
     PyErr_Clear();
+    if (!extra) {
+      remedy = "; give the name of a NumPy dtype; for bfloat16, float8_e4m3fn and the like, "
+               "pip install ml_dtypes";
+    }
   }
-  throw InvalidValue("dtype is " + text_of(argument) + ": " + error.what() +
-                     "; give a NumPy dtype or the name of one");
+  throw InvalidValue("dtype is " + text_of(argument) + ": " + error.what() + remedy);
 }
 
 Dtype checked_dtype(nb::handle argument) {

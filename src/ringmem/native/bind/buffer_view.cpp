@@ -46,15 +46,27 @@ void require_axis(const Buffer& buffer) {
   throw InvalidValue("index on " + describe(buffer) + ": it has no axis; give ... or nothing");
 }
 
+[[noreturn]] void refuse_index(nb::handle index) {
+  throw InvalidValue("index is " + std::string(nb::repr(index).c_str()) +
+                     ": give an integer or a slice of the first axis; views are contiguous");
+}
+
+// What an index that is no integer after all raised; what its own code raised goes through.
+[[noreturn]] void refuse_raised(nb::handle index) {
+  nb::python_error error;
+  if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) throw error;
+  refuse_index(index);
+}
+
 nb::object element(nb::handle_t<Buffer> self, nb::handle index) {
   const Buffer& buffer = *nb::inst_ptr<Buffer>(self);
   require_axis(buffer);
   const std::int64_t extent = buffer.shape[0];
   const Py_ssize_t given = PyNumber_AsSsize_t(index.ptr(), nullptr);  // clips what does not fit
-  if (given == -1 && PyErr_Occurred()) throw nb::python_error();
+  if (given == -1 && PyErr_Occurred()) refuse_raised(index);
   const std::int64_t at = given < 0 ? given + extent : given;
   if (at < 0 || at >= extent) {
-    throw InvalidValue("index is " + std::to_string(given) + " on an axis of " +
+    throw InvalidValue("index is " + std::string(nb::str(index).c_str()) + " on an axis of " +
                        std::to_string(extent) + ": give " + std::to_string(-extent) + " to " +
                        std::to_string(extent - 1));
   }
@@ -69,7 +81,7 @@ nb::object slice(nb::handle_t<Buffer> self, nb::handle index) {
   const Buffer& buffer = *nb::inst_ptr<Buffer>(self);
   require_axis(buffer);
   Py_ssize_t start = 0, stop = 0, step = 0;
-  if (PySlice_Unpack(index.ptr(), &start, &stop, &step) < 0) throw nb::python_error();
+  if (PySlice_Unpack(index.ptr(), &start, &stop, &step) < 0) refuse_raised(index);
   const Py_ssize_t count = PySlice_AdjustIndices(buffer.shape[0], &start, &stop, step);
   if (step != 1 && count > 1) {
     throw InvalidValue("slice step is " + std::to_string(step) +
@@ -97,8 +109,7 @@ nb::object get_item(nb::handle_t<Buffer> self, nb::handle index) {
   } else if (PyIndex_Check(object) && !PyBool_Check(object)) {
     return element(self, index);
   }
-  throw InvalidValue("index is " + std::string(nb::repr(index).c_str()) +
-                     ": give an integer or a slice of the first axis; views are contiguous");
+  refuse_index(index);
 }
 
 nb::object view_as(nb::handle_t<Buffer> self, nb::handle dtype) {

@@ -10,7 +10,7 @@
 #include <string>
 #include <type_traits>
 
-#include "bind/objects.hpp"
+#include "bind/buffer.hpp"
 
 namespace ringmem::bind {
 namespace {
@@ -55,6 +55,11 @@ nb::typed<nb::dict, std::string, nb::object> layout_tables() {
   return out;
 }
 
+nb::tuple array_spec(nb::handle shape, nb::handle dtype) {
+  const Spec spec = spec_of(shape_of(shape), dtype_of(dtype));
+  return nb::make_tuple(spec.shape.tuple(), spec.dtype.object, spec.nbytes);
+}
+
 template <class Value>
 Value load(std::uint64_t ptr) {
   return std::atomic_ref<Value>(*reinterpret_cast<Value*>(ptr)).load(std::memory_order_acquire);
@@ -71,6 +76,10 @@ void bind_layout(nb::module_& m) {
   m.def("layout_tables", &layout_tables,
         "Structures of the layout header: name -> nbytes, alignment, fields "
         "(name -> offset, nbytes, kind).");
+  m.def("array_spec", &array_spec, nb::arg("shape").none(), nb::arg("dtype").none(),
+        nb::sig("def array_spec(shape: typing.Any, dtype: typing.Any) -> "
+                "tuple[tuple[int, ...], typing.Any, int]"),
+        "Checked shape, dtype and bytes of an array without objects.");
   m.attr("cache_line_aligned_nbytes") = layout::cache_line_aligned_nbytes;
   m.attr("line_nbytes") = layout::line_nbytes;
   m.attr("line_payload_nbytes") = layout::line_payload_nbytes;
