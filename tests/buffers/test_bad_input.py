@@ -45,6 +45,21 @@ def test_shapes_and_dtypes(device, make, shape, dtype, message):
         make(shape, dtype, device=device)
 
 
+@pytest.mark.parametrize(
+    ("make", "memory"),
+    [
+        (ringmem.PinnedBuffer, "page-locked host memory"),
+        (ringmem.UnifiedBuffer, "managed memory"),
+    ],
+)
+def test_memory_that_runs_out_is_named(device, make, memory):
+    with pytest.raises(
+        ringmem.OutOfMemoryError, match=f"{1 << 50} bytes of {memory} requested for cpu:0: ask for"
+    ) as caught:
+        make(1 << 50, device=device)
+    assert caught.value.requested == 1 << 50
+
+
 @pytest.mark.parametrize("make", ALL)
 def test_devices(device, make):
     with pytest.raises(InvalidDeviceError, match="cpu:7"):

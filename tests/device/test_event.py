@@ -120,6 +120,28 @@ def test_events_of_two_devices_have_no_time_between_them(pair):
         events[0].elapsed_ms(since=events[1])
 
 
+def test_events_of_two_drivers_have_no_time_between_them(device):
+    events = [
+        ringmem.Event(owner, timing=True) for owner in (device, ringmem.simulate().devices[0])
+    ]
+    for event in events:
+        event.record()
+    with pytest.raises(ringmem.InvalidDeviceError, match="they belong to two drivers"):
+        events[0].elapsed_ms(since=events[1])
+
+
+def test_what_makes_no_sense_for_an_event_is_refused(device):
+    event = device.create_event(timing=True)
+    for bad, message in (
+        (lambda: event.elapsed_ms(None), "since is None: give an event"),
+        (lambda: event.synchronize(timeout_s="x"), "timeout_s is 'x': give seconds"),
+        (lambda: ringmem.Event(device, timing="x"), "timing is 'x': give True or False"),
+        (lambda: ringmem.Event(device, blocking_sync=1), "blocking_sync is 1: give True or False"),
+    ):
+        with pytest.raises(ringmem.InvalidValueError, match=message):
+            bad()
+
+
 def test_an_event_of_another_device_cannot_be_recorded(pair):
     event = pair[0].create_event()
     with pytest.raises(ringmem.InvalidDeviceError, match="cpu:1") as caught:

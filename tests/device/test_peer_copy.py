@@ -196,11 +196,30 @@ def test_copies_at_once_between_the_same_devices_do_not_mix():
         (4096, 4096, 0, "nbytes is 0"),
         (4096, 4096, -5, "nbytes is -5"),
         ((1 << 64) - 8, 4096, 64, "dst_ptr is 0x"),
+        ("x", 4096, 64, "dst_ptr is 'x': give an integer"),
+        (4096, 1.5, 64, "src_ptr is 1.5: give an integer"),
+        (4096, 4096, "64", "nbytes is '64': give an integer"),
     ],
 )
 def test_ranges_that_make_no_sense_never_reach_the_driver(pair, dst, src, nbytes, named):
     with pytest.raises(ringmem.InvalidValueError, match=named):
         ringmem.copy_peer(dst, pair[0], src, pair[1], nbytes)
+
+
+def test_names_and_integers_of_numpy_will_do(pair):
+    data = pattern(64)
+    src, dst = put(pair[0], data), put(pair[1], np.zeros(64, np.uint8))
+    result = ringmem.copy_peer(np.uint64(dst), "cpu:1", np.uint64(src), "cpu", np.int32(64))
+    assert type(result.nbytes) is int
+    assert (get(pair[1], dst, 64) == data).all()
+    with pytest.raises(ringmem.InvalidValueError, match="src_device is 3"):
+        ringmem.copy_peer(dst, "cpu:1", src, 3, 64)
+
+
+def test_a_stream_of_another_driver_is_refused_as_one(pair):
+    stranger = ringmem.simulate().devices[0]
+    with pytest.raises(ringmem.InvalidDeviceError, match=r"cpu:0 of another driver .* or cpu:1$"):
+        ringmem.copy_peer(4096, pair[0], 4096, pair[1], 64, stranger.create_stream())
 
 
 def test_a_stream_of_a_third_device_is_refused():

@@ -85,6 +85,58 @@ def test_devices_of_two_drivers_have_no_link(device):
         ringmem.enable_peer_access(device, stranger)
 
 
+def test_what_a_pair_enabled_is_no_business_of_another_drivers_devices(pair):
+    a, b = pair
+    _, d = ringmem.simulate(devices=2).devices
+    ringmem.enable_peer_access(a, b)
+    assert not ringmem.peer_access_enabled(a, d)
+    assert ringmem.peer_matrix([a, b, d]).enabled[0] == (True, True, False)
+    for switch in (ringmem.enable_peer_access, ringmem.disable_peer_access):
+        with pytest.raises(ringmem.NotSupportedError, match="different drivers.*copy_peer"):
+            switch(a, d)
+    assert ringmem.peer_access_enabled(a, b)
+
+
+def test_names_will_do_for_devices(pair):
+    ringmem.enable_peer_access("cpu:0", "cpu:1")
+    assert ringmem.peer_access_enabled("cpu", pair[1])
+    assert ringmem.can_access_peer(pair[0], "cpu:1")
+    assert ringmem.peer_matrix(["cpu:0", pair[1]]) == ringmem.peer_matrix(pair)
+    ringmem.disable_peer_access("cpu:0", "cpu:1")
+    assert not ringmem.peer_access_enabled(*pair)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        ringmem.can_access_peer,
+        ringmem.peer_access_enabled,
+        ringmem.enable_peer_access,
+        ringmem.disable_peer_access,
+    ],
+)
+def test_what_names_no_device_is_refused(pair, ask):
+    with pytest.raises(ringmem.InvalidDeviceError, match="'nope:1' names no device"):
+        ask("cpu:0", "nope:1")
+    with pytest.raises(ringmem.InvalidValueError, match="device is 3: give a Device or a name"):
+        ask(3, pair[1])
+    with pytest.raises(ringmem.InvalidValueError, match="peer is 3: give a Device or a name"):
+        ask(pair[0], 3)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (3, "devices is 3: give a list"),
+        ("cpu:0", "devices is 'cpu:0': give a list"),
+        (["cpu:0", 3], r"devices\[1\] is 3: give a Device or a name"),
+    ],
+)
+def test_a_matrix_is_of_devices(pair, bad, message):
+    with pytest.raises(ringmem.InvalidValueError, match=message):
+        ringmem.peer_matrix(bad)
+
+
 def test_a_device_is_no_peer_of_itself(device):
     assert ringmem.can_access_peer(device, device)
     assert ringmem.peer_access_enabled(device, device)

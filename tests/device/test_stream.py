@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import ringmem
@@ -40,6 +41,57 @@ def test_streams_and_events_are_constructed_like_any_object():
     for kind in (ringmem.Stream, ringmem.Event):
         with pytest.raises(ringmem.InvalidDeviceError, match="'cpu:99'"):
             kind("cpu:99")
+
+
+@pytest.mark.parametrize("priority", [1 << 31, -(1 << 40), 1 << 80, np.int64(-1)])
+def test_any_integer_is_a_priority(device, priority):
+    for make in (
+        ringmem.Stream(device, priority=priority),
+        device.create_stream(priority=priority),
+    ):
+        assert make.query()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"priority": 1.5}, "priority is 1.5: give an integer"),
+        ({"priority": None}, "priority is None: give an integer"),
+        ({"non_blocking": "x"}, "non_blocking is 'x': give True or False"),
+    ],
+)
+def test_what_is_no_option_of_a_stream_is_refused(device, arguments, message):
+    with pytest.raises(ringmem.InvalidValueError, match=message):
+        ringmem.Stream(device, **arguments)
+
+
+def test_only_an_event_is_recorded(device):
+    stream = device.create_stream()
+    with pytest.raises(ringmem.InvalidValueError, match="event is 'x': give an Event of cpu:0"):
+        stream.record("x")
+
+
+def test_a_name_will_do_for_the_device_of_a_stream(pair):
+    stream = pair[1].create_stream()
+    assert as_stream(None, "cpu:1") is pair[1].default_stream
+    with stream:
+        assert as_stream(None, "cpu:1") is stream
+    assert as_stream(stream, "cpu:1") is stream
+    assert as_stream(stream.handle, "cpu:1").device is pair[1]
+    with pytest.raises(ringmem.InvalidDeviceError, match="belongs to cpu:1.*work is for cpu:0"):
+        as_stream(stream, "cpu:0")
+    for names_no_stream in (None, stream, 0):
+        with pytest.raises(ringmem.InvalidValueError, match="device is 3"):
+            as_stream(names_no_stream, 3)
+
+
+def test_devices_of_one_name_and_two_drivers_are_told_apart(device):
+    stream = ringmem.simulate().devices[0].create_stream()
+    for use in (as_stream, _native.stream_handle):
+        with pytest.raises(ringmem.InvalidDeviceError, match=r"work .*cpu:0 of another driver \("):
+            use(stream, device)
+    with pytest.raises(ringmem.InvalidDeviceError, match=r"create it on cpu:0 of another driver"):
+        stream.record(device.create_event())
 
 
 def test_an_own_stream_is_destroyed_with_its_object(faulty):
@@ -146,7 +198,9 @@ def test_an_endless_timeout_is_one(blocked):
     blocked.stream.synchronize(timeout_s=float("inf"))
 
 
-@pytest.mark.parametrize("bad", [-1, float("nan"), -0.001])
+@pytest.mark.parametrize(
+    "bad", [-1, float("nan"), -0.001, "x", [], pytest.param(1 << 2000, id="huge")]
+)
 def test_a_timeout_that_is_none_is_refused(device, bad):
     with pytest.raises(ringmem.InvalidValueError, match="timeout_s is "):
         device.create_stream().synchronize(timeout_s=bad)

@@ -181,7 +181,9 @@ class SkippingWait:
         return getattr(self._device, name)
 
 
-@pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "bad", [0, -1, float("nan"), float("inf"), "x", None, pytest.param(1 << 2000, id="huge")]
+)
 def test_an_echo_without_a_limit_is_refused(device, bad):
     with pytest.raises(ringmem.InvalidValueError, match="timeout_s is "):
         device.memory_visibility(echo=True, timeout_s=bad)

@@ -515,6 +515,12 @@ def test_a_peer_uses_the_memory(device):
             Pool(first, peers=[first])
 
 
+def test_a_peer_of_another_driver_is_told_by_more_than_its_name():
+    mine, theirs = (ringmem.simulate().devices[0] for _ in range(2))
+    with pytest.raises(ringmem.InvalidValueError, match="peers holds cpu:0 of another driver"):
+        Pool(mine, peers=[theirs])
+
+
 def test_a_pool_is_no_allocator_of_another_devices_buffers():
     with ringmem.simulate(devices=2) as simulation:
         first, second = simulation.devices

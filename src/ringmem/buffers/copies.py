@@ -93,7 +93,9 @@ def _copy_devices(dst: Buffer, src: Buffer, stream: object | None) -> None:
     elif isinstance(stream, _native.StreamBase):
         if stream.device is not dst.device and stream.device is not src.device:
             raise InvalidDeviceError(
-                f"stream is {stream!r}: give a stream of {dst.device.name} or {src.device.name}"
+                f"stream is {stream!r}: give a stream of "
+                f"{_native.name_beside(dst.device, stream.device)} or "
+                f"{_native.name_beside(src.device, stream.device)}"
             )
         ordered_on = as_stream(stream, cast(Any, stream).device)
     else:

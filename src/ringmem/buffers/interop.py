@@ -166,7 +166,7 @@ def from_dlpack(
     if copy is False:
         raise InvalidValueError(
             f"copy is False, but the memory is on {borrowed.device.name} and device is "
-            f"{cast(Device, wanted).name}: allow the copy"
+            f"{_native.name_beside(cast(Device, wanted), borrowed.device)}: allow the copy"
         )
     return _copied(borrowed, wanted)
 

@@ -66,15 +66,7 @@ class Device(_native.DeviceBase):
 
     def __new__(cls, device: str | Device | None = None) -> Device:
         """Find the device's one object."""
-        if device is None:
-            return default_device()
-        if isinstance(device, Device):
-            return device
-        if isinstance(device, str):
-            return platforms.device_named(device)
-        raise InvalidValueError(
-            f"device is {device!r}: give a Device or a name such as 'cuda:0' or 'cpu'"
-        )
+        return as_device(device)
 
     def __init__(self, device: str | Device | None = None) -> None:
         pass  # __new__ found it, ready
@@ -162,7 +154,7 @@ class Device(_native.DeviceBase):
         Parameters
         ----------
         priority : int, default 0
-            Lower is more urgent; the driver clamps it to what the device has.
+            Lower is more urgent; clamped to what the device has.
         non_blocking : bool, default True
             Not ordered with the legacy default stream.
 
@@ -276,6 +268,19 @@ class Device(_native.DeviceBase):
 
     def __repr__(self) -> str:
         return f"Device({self.name!r})"
+
+
+def as_device(device: Device | str | None, argument: str = "device") -> Device:
+    """Return what ``Device(device)`` does; an error names the argument that it was given as."""
+    if isinstance(device, Device):
+        return device
+    if device is None:
+        return default_device()
+    if isinstance(device, str):
+        return platforms.device_named(device)
+    raise InvalidValueError(
+        f"{argument} is {device!r}: give a Device or a name such as 'cuda:0' or 'cpu'"
+    )
 
 
 class AllocatorScope:

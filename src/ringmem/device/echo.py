@@ -63,8 +63,12 @@ def run_echo(device: Device, *, timeout_s: float = 1.0) -> EchoResult:
     DriverError
         The driver failed.
     """
-    if not (timeout_s > 0 and math.isfinite(timeout_s)):
-        raise InvalidValueError(f"timeout_s is {timeout_s}: give a positive number of seconds")
+    try:
+        positive = math.isfinite(timeout_s) and timeout_s > 0
+    except (TypeError, OverflowError):
+        positive = False
+    if not positive:
+        raise InvalidValueError(f"timeout_s is {timeout_s!r}: give a positive number of seconds")
     block = take_pinned(device, _BLOCK_NBYTES)
     settled = True
     try:

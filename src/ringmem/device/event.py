@@ -34,6 +34,8 @@ class Event(_native.EventBase, Closing):
     ------
     InvalidDeviceError
         There is no such device.
+    InvalidValueError
+        `timing` or `blocking_sync` is no bool.
     DriverError
         The driver refused.
 
@@ -57,9 +59,9 @@ class Event(_native.EventBase, Closing):
         blocking_sync: bool = False,
     ) -> None:
         if not isinstance(device, _native.DeviceBase):
-            from ringmem.device.device import Device
+            from ringmem.device.device import as_device
 
-            device = Device(device)
+            device = as_device(device)
         super().__init__(device, timing, blocking_sync)
 
     @property
@@ -126,7 +128,7 @@ class Event(_native.EventBase, Closing):
         Raises
         ------
         InvalidValueError
-            An event has no timing or was never recorded.
+            An event has no timing or was never recorded, or `since` is no event.
         InvalidDeviceError
             The events belong to two devices.
         DriverError

@@ -6,10 +6,12 @@ through two pinned chunks, so that one is filled while the other is emptied.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ringmem.device.device import as_device
 from ringmem.device.peers import can_access_peer
 from ringmem.device.staging import CHUNK_NBYTES, Endpoint, staged_copy
 from ringmem.device.stream import as_stream
@@ -133,9 +135,9 @@ def plan_copy(
 
 def copy_peer(
     dst_ptr: int,
-    dst_device: Device,
+    dst_device: Device | str,
     src_ptr: int,
-    src_device: Device,
+    src_device: Device | str,
     nbytes: int,
     stream: Stream | object | None = None,
 ) -> PeerCopyResult:
@@ -145,7 +147,7 @@ def copy_peer(
     ----------
     dst_ptr, src_ptr : int
         Addresses on their devices. The memory must stay valid until the copy is done.
-    dst_device, src_device : Device
+    dst_device, src_device : Device or str
         Where the ends are; of any platform.
     nbytes : int
         How much; at least 1.
@@ -162,9 +164,9 @@ def copy_peer(
     Raises
     ------
     InvalidValueError
-        A null address, no bytes, or a range beyond the address space.
+        A null address, no bytes, a range beyond the address space, or what is no integer.
     InvalidDeviceError
-        The stream belongs to neither device.
+        There is no such device, or the stream belongs to neither.
     ClosedError
         The stream is closed.
     DriverError
@@ -182,8 +184,11 @@ def copy_peer(
     >>> result.staged, result.reason
     (True, 'cpu:0 and cpu:1 have no direct link')
     """
-    _check_range("dst_ptr", dst_ptr, nbytes)
-    _check_range("src_ptr", src_ptr, nbytes)
+    dst_device = as_device(dst_device, "dst_device")
+    src_device = as_device(src_device, "src_device")
+    nbytes = _integer("nbytes", nbytes)
+    dst_ptr = _address("dst_ptr", dst_ptr, nbytes)
+    src_ptr = _address("src_ptr", src_ptr, nbytes)
     ordered_on = _stream_of_either(stream, dst_device, src_device)
     same_driver = dst_device.driver is src_device.driver
     plan = plan_copy(
@@ -213,8 +218,9 @@ def _stream_of_either(stream: object | None, dst: Device, src: Device) -> Stream
         if stream.device is src or stream.device is dst:
             return as_stream(stream, src if stream.device is src else dst)
         raise InvalidDeviceError(
-            f"{stream!r} belongs to neither end of the copy: give a stream of {dst.name} or "
-            f"{src.name}"
+            f"{stream!r} belongs to neither end of the copy: give a stream of "
+            f"{_native.name_beside(dst, stream.device)} or "
+            f"{_native.name_beside(src, stream.device)}"
         )
     try:
         return as_stream(stream, dst)
@@ -222,7 +228,15 @@ def _stream_of_either(stream: object | None, dst: Device, src: Device) -> Stream
         return as_stream(stream, src)
 
 
-def _check_range(argument: str, ptr: int, nbytes: int) -> None:
+def _integer(argument: str, value: object) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidValueError(f"{argument} is {value!r}: give an integer") from None
+
+
+def _address(argument: str, value: object, nbytes: int) -> int:
+    ptr = _integer(argument, value)
     if nbytes < 1:
         raise InvalidValueError(f"nbytes is {nbytes}: copy at least one byte")
     if ptr <= 0 or ptr + nbytes > _MAX_ADDRESS:
@@ -230,3 +244,4 @@ def _check_range(argument: str, ptr: int, nbytes: int) -> None:
             f"{argument} is {ptr:#x} with nbytes {nbytes}: give an address whose range ends within "
             "64 bits"
         )
+    return ptr

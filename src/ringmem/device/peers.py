@@ -6,13 +6,13 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ringmem.device.device import Device, as_device
+from ringmem.device.device import devices as all_devices
 from ringmem.native import _native
 from ringmem.native.errors import DriverError, InvalidValueError, NotSupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ringmem.device.device import Device
+    from collections.abc import Iterable
 
 __all__ = [
     "PeerMatrix",
@@ -49,11 +49,13 @@ class PeerMatrix:
     enabled: tuple[tuple[bool, ...], ...]
 
 
-def can_access_peer(device: Device, peer: Device) -> bool:
+def can_access_peer(device: Device | str, peer: Device | str) -> bool:
     """Return whether `device` is able to reach the memory of `peer` over a direct link.
 
-    Devices of different platforms never are; a device always reaches its own.
+    Devices of different drivers never are; a device always reaches its own. Here and below, a
+    name means what it means to :class:`Device`.
     """
+    device, peer = as_device(device), as_device(peer, "peer")
     if device is peer:
         return True
     if device.driver is not peer.driver:
@@ -61,19 +63,27 @@ def can_access_peer(device: Device, peer: Device) -> bool:
     return device.driver.peer_can_access(device.ordinal, peer.ordinal)
 
 
-def peer_access_enabled(device: Device, peer: Device) -> bool:
+def peer_access_enabled(device: Device | str, peer: Device | str) -> bool:
     """Return whether :func:`enable_peer_access` is in force for the pair."""
+    device, peer = as_device(device), as_device(peer, "peer")
+    if device is peer or device.driver is not peer.driver:
+        return device is peer
     with _lock:
-        return device is peer or peer.ordinal in _enabled(device)
+        return peer.ordinal in _enabled(device)
 
 
-def peer_matrix(devices: Sequence[Device] | None = None) -> PeerMatrix:
+def peer_matrix(devices: Iterable[Device | str] | None = None) -> PeerMatrix:
     """Return who reaches whose memory.
 
     Parameters
     ----------
-    devices : sequence of Device, optional
+    devices : iterable of Device or str, optional
         By default all devices of the machine.
+
+    Raises
+    ------
+    InvalidValueError
+        `devices` is no iterable, or holds what names no device.
 
     Examples
     --------
@@ -83,10 +93,10 @@ def peer_matrix(devices: Sequence[Device] | None = None) -> PeerMatrix:
     ((True, False), (False, True))
     """
     if devices is None:
-        from ringmem.device.device import devices as all_devices
-
         devices = all_devices()
-    rows = tuple(devices)
+    elif isinstance(devices, str | Device) or not hasattr(devices, "__iter__"):
+        raise InvalidValueError(f"devices is {devices!r}: give a list of devices or of their names")
+    rows = tuple(as_device(entry, f"devices[{i}]") for i, entry in enumerate(devices))
     return PeerMatrix(
         devices=rows,
         can_access=tuple(tuple(can_access_peer(a, b) for b in rows) for a in rows),
@@ -94,7 +104,7 @@ def peer_matrix(devices: Sequence[Device] | None = None) -> PeerMatrix:
     )
 
 
-def enable_peer_access(device: Device, peer: Device) -> None:
+def enable_peer_access(device: Device | str, peer: Device | str) -> None:
     """Let `device` reach the memory of `peer`: what plain allocation gave, and its own pool.
 
     One direction. Idempotent and not counted: enabling twice needs one
@@ -104,14 +114,14 @@ def enable_peer_access(device: Device, peer: Device) -> None:
     Raises
     ------
     NotSupportedError
-        There is no link, or the devices belong to different platforms. Copies work all the same:
+        There is no link, as between devices of different drivers. Copies work all the same:
         :func:`copy_peer` stages them through the host.
     InvalidValueError
         Both are the same device.
     DriverError
         The driver failed; access is as it was.
     """
-    _check_pair(device, peer)
+    device, peer = _pair(device, peer)
     if peer_access_enabled(device, peer):
         return
     if not can_access_peer(device, peer):
@@ -130,17 +140,19 @@ def enable_peer_access(device: Device, peer: Device) -> None:
         _enabled(device).add(peer.ordinal)
 
 
-def disable_peer_access(device: Device, peer: Device) -> None:
+def disable_peer_access(device: Device | str, peer: Device | str) -> None:
     """Take back :func:`enable_peer_access`. Idempotent. No work may be using the access.
 
     Raises
     ------
+    NotSupportedError
+        The devices belong to different drivers, so there is nothing to take back.
     InvalidValueError
         Both are the same device.
     DriverError
         The driver failed; access is as it was.
     """
-    _check_pair(device, peer)
+    device, peer = _pair(device, peer)
     if not peer_access_enabled(device, peer):
         return
     _grant_pool(device, peer, _native.Access.none)
@@ -160,11 +172,20 @@ def _enabled(device: Device) -> set[int]:
     return enabled
 
 
-def _check_pair(device: Device, peer: Device) -> None:
-    if device is peer:
+def _pair(device: Device | str, peer: Device | str) -> tuple[Device, Device]:
+    """Return two devices of one driver."""
+    first, second = as_device(device), as_device(peer, "peer")
+    if first is second:
         raise InvalidValueError(
-            f"peer is {peer.name}, the device itself: it always reaches its own memory"
+            f"peer is {second.name}, the device itself: it always reaches its own memory"
         )
+    if first.driver is not second.driver:
+        raise NotSupportedError(
+            f"{first.name} cannot reach the memory of {second.name}: they belong to different "
+            "drivers (such as a simulation's), so there is no direct link; copy_peer() copies "
+            "between them through the host"
+        )
+    return first, second
 
 
 def _switch_on(device: Device, peer: Device) -> bool:

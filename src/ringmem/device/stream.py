@@ -37,7 +37,7 @@ class Stream(_native.StreamBase):
     device : Device or str, optional
         By default :func:`default_device`.
     priority : int, default 0
-        Lower is more urgent; the driver clamps it to what the device has.
+        Lower is more urgent; clamped to what the device has.
     non_blocking : bool, default True
         Not ordered with the legacy default stream.
 
@@ -45,6 +45,8 @@ class Stream(_native.StreamBase):
     ------
     InvalidDeviceError
         There is no such device.
+    InvalidValueError
+        `priority` is no integer, or `non_blocking` no bool.
     DriverError
         The driver refused.
 
@@ -68,9 +70,7 @@ class Stream(_native.StreamBase):
         non_blocking: bool = True,
     ) -> None:
         if not isinstance(device, _native.DeviceBase):
-            from ringmem.device.device import Device
-
-            device = Device(device)
+            device = _device(device)
         super().__init__(device, priority=priority, non_blocking=non_blocking)
 
     @classmethod
@@ -154,6 +154,8 @@ class Stream(_native.StreamBase):
 
         Raises
         ------
+        InvalidValueError
+            `event` is no event.
         InvalidDeviceError
             The event belongs to another device.
         ClosedError
@@ -161,7 +163,12 @@ class Stream(_native.StreamBase):
         """
         if event is None:
             event = self.device.create_event()
-        event.record(self)
+        try:
+            _native.EventBase.record(event, self)
+        except TypeError:
+            raise InvalidValueError(
+                f"event is {event!r}: give an Event of {self.device.name}, or None for a new one"
+            ) from None
         return event
 
     def close(self) -> None:
@@ -220,14 +227,12 @@ def current_stream(device: Device | str | None = None) -> Stream:
     >>> current_stream("cpu")
     <Stream 0x0 of cpu:0, default>
     """
-    from ringmem.device.device import Device, default_device
-
-    of = default_device() if device is None else Device(device)
+    of = _device(device)
     current = cast("Stream | None", _native.current_stream(of))
     return of.default_stream if current is None else current
 
 
-def as_stream(stream: object | None, device: Device) -> Stream:
+def as_stream(stream: object | None, device: Device | str) -> Stream:
     """Convert anything that names a stream of `device` to a :class:`Stream`.
 
     Parameters
@@ -237,7 +242,7 @@ def as_stream(stream: object | None, device: Device) -> Stream:
         the legacy default stream, 2 the per-thread one), an object with ``__cuda_stream__``
         (a method or an attribute), or a stream of PyTorch (``cuda_stream``), CuPy (``ptr``), Numba
         or cuda.core (``handle``). None of these libraries is imported.
-    device : Device
+    device : Device or str
         The device that the stream must belong to.
 
     Returns
@@ -252,26 +257,39 @@ def as_stream(stream: object | None, device: Device) -> Stream:
     ClosedError
         The stream is closed, or the driver does not know the handle (any more).
     InvalidValueError
-        `stream` names no stream.
+        `stream` names no stream, or `device` no device.
     """
     if stream is None:
-        current = cast("Stream | None", _native.current_stream(device))
+        try:  # a hot path: whether `device` is a name is asked only where it matters
+            current = cast("Stream | None", _native.current_stream(device))  # type: ignore[arg-type]
+        except TypeError:
+            return as_stream(None, _device(device))
         if current is None:
-            return device.default_stream
+            return device.default_stream  # type: ignore[union-attr]
         stream = current
     if isinstance(stream, Stream):
         if stream.closed:
-            raise ClosedError(f"{stream!r} is closed: give an open stream of {device.name}")
+            raise ClosedError(
+                f"{stream!r} is closed: give an open stream of {_device(device).name}"
+            )
         _check_device(stream, stream.device, device)
         return stream
-    return _foreign_stream(stream, device)
+    return _foreign_stream(stream, _device(device))
 
 
-def _check_device(stream: object, actual: Device, wanted: Device) -> None:
-    if actual is not wanted:
+def _device(device: Device | str | None) -> Device:
+    if isinstance(device, _native.DeviceBase):
+        return device
+    from ringmem.device.device import as_device
+
+    return as_device(device)
+
+
+def _check_device(stream: object, actual: Device, wanted: Device | str) -> None:
+    if actual is not wanted and actual is not (named := _device(wanted)):
         raise InvalidDeviceError(
-            f"{stream!r} belongs to {actual.name}, but the work is for {wanted.name}: give a "
-            f"stream of {wanted.name}"
+            f"{stream!r} belongs to {actual.name}, but the work is for "
+            f"{_native.name_beside(named, actual)}: give a stream of {named.name}"
         )
 
 

@@ -220,7 +220,8 @@ class NativePool(KnownSettings, _native.DriverPoolBase):
         other = Device(peer)
         if other.driver is not self.device.driver:
             raise InvalidValueError(
-                f"peer is {other.name}, of another driver than {self.device.name}"
+                f"peer is {other.name}, of another driver (such as a simulation's) than "
+                f"{self.device.name}: give a device of the pool's own driver"
             )
         return _native.Location(_native.LocationKind.device, other.ordinal)
 

@@ -372,7 +372,8 @@ def _peer_ordinals(device: Device, peers: Iterable[Device | str]) -> list[int]:
         peer = Device(entry)
         if peer.driver is not device.driver or peer is device:
             raise InvalidValueError(
-                f"peers holds {peer.name}: give other devices of the driver of {device.name}"
+                f"peers holds {_native.name_beside(peer, device)}: give other devices of the "
+                f"driver of {device.name}"
             )
         ordinals.append(peer.ordinal)
     return ordinals

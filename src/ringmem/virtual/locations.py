@@ -71,7 +71,8 @@ def plain_location(place: Device | HostNode | str, device: Device) -> tuple[int,
     of, location = device_and_location(place)
     if of.driver is not device.driver:
         raise InvalidDeviceError(
-            f"{of.name} and {device.name} have different drivers and cannot share memory"
+            f"{of.name} and {device.name} have different drivers, such as a simulation's, and "
+            f"cannot share memory: give a device of the driver of {device.name}"
         )
     return location
 

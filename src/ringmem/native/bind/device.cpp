@@ -122,6 +122,11 @@ void bind_allocators(nb::module_& m) {
 
 }  // namespace
 
+std::string name_beside(const NativeDevice& device, const NativeDevice& beside) {
+  const bool ambiguous = &device != &beside && device.name == beside.name;
+  return device.name + (ambiguous ? " of another driver (such as a simulation's)" : "");
+}
+
 void raise_error(const char* name, const std::string& text) {
   nb::object cls = nb::module_::import_("ringmem.native.errors").attr(name);
   PyErr_SetString(cls.ptr(), text.c_str());
@@ -199,6 +204,8 @@ void bind_device(nb::module_& m) {
       .def("synchronize", &synchronize)
       .def("push_allocator", &push_allocator, nb::arg("allocator").none())
       .def("pop_allocator", &pop_allocator);
+  m.def("name_beside", &name_beside, nb::arg("device"), nb::arg("beside"),
+        "`device.name`, and that it is of another driver where `beside` has the same name.");
   m.def("environment_value", [](const char* name) -> nb::object {
     const char* value = std::getenv(name);
     if (!value) return nb::none();

@@ -50,6 +50,9 @@ struct NativeEvent {
   ~NativeEvent();  // closes what is still open; a failure is a warning
 };
 
+// The name of `device` where that of `beside` is said too: devices of two drivers may share it.
+std::string name_beside(const NativeDevice& device, const NativeDevice& beside);
+
 // The stream that `argument` names on `device`: None (the thread's current stream of the device,
 // by default its default stream) or a NativeStream. Anything else goes through the Python hook
 // that floor 1 registered (`__cuda_stream__`, integers, other libraries' streams).

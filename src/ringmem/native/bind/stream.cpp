@@ -1,9 +1,10 @@
 // Streams and events, and the current stream of each device on each thread. Python's floor 1
 // subclasses StreamBase and EventBase.
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <climits>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -56,12 +57,36 @@ void init_stream(NativeStream* self, DeviceRef device, StreamHandle handle, nb::
   self->keep_alive = std::move(keep_alive);
 }
 
-void create_stream(NativeStream* self, DeviceRef device, int priority, bool non_blocking) {
+[[noreturn]] void refuse(const char* argument, nb::handle value, const char* wanted) {
+  throw InvalidValue(std::string(argument) + " is " + nb::repr(value).c_str() + ": " + wanted);
+}
+
+// A priority out of the range of an int is clamped, as the driver clamps the others.
+int priority_of(nb::handle value) {
+  nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+  if (!index.is_valid()) {
+    PyErr_Clear();
+    refuse("priority", value, "give an integer; lower is more urgent");
+  }
+  int overflow = 0;
+  const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow != 0) return overflow < 0 ? INT_MIN : INT_MAX;
+  return static_cast<int>(std::clamp<long long>(number, INT_MIN, INT_MAX));
+}
+
+bool flag_of(const char* argument, nb::handle value) {
+  if (!PyBool_Check(value.ptr())) refuse(argument, value, "give True or False");
+  return value.ptr() == Py_True;
+}
+
+void create_stream(NativeStream* self, DeviceRef device, nb::handle priority,
+                   nb::handle non_blocking) {
+  const StreamFlags flags{flag_of("non_blocking", non_blocking), priority_of(priority)};
   StreamHandle handle = 0;
   Status status;
   {
     nb::gil_scoped_release release;
-    status = device->driver->stream_create(device->ordinal, {non_blocking, priority}, &handle);
+    status = device->driver->stream_create(device->ordinal, flags, &handle);
   }
   check(status, "cuStreamCreateWithPriority", "on " + device->name);
   new (self) NativeStream;
@@ -87,8 +112,9 @@ bool query_stream(NativeStream& self) {
   return true;
 }
 
-void synchronize_stream(NativeStream& self, std::optional<double> timeout_s) {
+void synchronize_stream(NativeStream& self, nb::handle timeout) {
   check_open(self);
+  const std::optional<double> timeout_s = seconds_of(timeout);
   nb::object keep = nb::find(self);  // another thread may drop the last reference meanwhile
   Driver& driver = *self.device->driver;
   int ordinal = self.device->ordinal;
@@ -102,7 +128,7 @@ void synchronize_stream(NativeStream& self, std::optional<double> timeout_s) {
     return check(status, "cuStreamSynchronize", "on " + describe(self));
   }
   Status status = poll([&] { return driver.stream_query(ordinal, self.handle); }, driver,
-                       check_timeout(*timeout_s));
+                       *timeout_s);
   if (status == Status::not_ready) {
     raise_timeout(describe(self) + " still has pending work", *timeout_s);
   }
@@ -178,8 +204,8 @@ nb::object current_stream(NativeDevice& device) {
 StreamHandle handle_on(NativeStream& stream, const NativeDevice& device) {
   check_open(stream);
   if (stream.device.get() != &device) [[unlikely]] {
-    raise_error("InvalidDeviceError", describe(stream) + " was given for work on " + device.name +
-                                          ": give a stream of " + device.name);
+    raise_error("InvalidDeviceError", describe(stream) + " was given for work on " +
+                                          name_beside(device, *stream.device) + ": give a stream of " + device.name);
   }
   return stream.handle;
 }
@@ -219,14 +245,16 @@ PyType_Slot event_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_e
 
 // --- events ------------------------------------------------------------------------------------
 
-void create_event(NativeEvent* self, DeviceRef device, bool timing, bool blocking_sync) {
+void create_event(NativeEvent* self, DeviceRef device, nb::handle timing,
+                  nb::handle blocking_sync) {
+  const EventFlags flags{flag_of("timing", timing), flag_of("blocking_sync", blocking_sync)};
   EventHandle handle = 0;
-  check(device->driver->event_create(device->ordinal, {timing, blocking_sync}, &handle),
+  check(device->driver->event_create(device->ordinal, flags, &handle),
         "cuEventCreate", "on " + device->name);
   new (self) NativeEvent;
   self->device = std::move(device);
   self->handle = handle;
-  self->timing = timing;
+  self->timing = flags.timing;
 }
 
 Status close_event(NativeEvent& self) noexcept {
@@ -240,7 +268,7 @@ void record_event(NativeEvent& self, NativeStream& stream) {
   if (stream.device.get() != self.device.get()) {
     raise_error("InvalidDeviceError", describe(self) + " cannot be recorded on " +
                                           describe(stream) + ": create it on " +
-                                          stream.device->name);
+                                          name_beside(*stream.device, *self.device));
   }
   check(self.device->driver->event_record(self.device->ordinal, self.handle, stream.handle),
         "cuEventRecord", describe(self) + " on " + describe(stream));
@@ -256,8 +284,9 @@ bool query_event(NativeEvent& self) {
   return true;
 }
 
-void synchronize_event(NativeEvent& self, std::optional<double> timeout_s) {
+void synchronize_event(NativeEvent& self, nb::handle timeout) {
   check_open(self);
+  const std::optional<double> timeout_s = seconds_of(timeout);
   nb::object keep = nb::find(self);
   Driver& driver = *self.device->driver;
   int ordinal = self.device->ordinal;
@@ -271,7 +300,7 @@ void synchronize_event(NativeEvent& self, std::optional<double> timeout_s) {
     return check(status, "cuEventSynchronize", "on " + describe(self));
   }
   Status status = poll([&] { return driver.event_query(ordinal, self.handle); }, driver,
-                       check_timeout(*timeout_s));
+                       *timeout_s);
   if (status == Status::not_ready) {
     raise_timeout(describe(self) + " has not happened yet", *timeout_s);
   }
@@ -286,12 +315,17 @@ void check_elapsed_operand(const NativeEvent& event, const char* argument) {
   if (wrong) throw InvalidValue(std::string(argument) + ": " + describe(event) + wrong);
 }
 
-float elapsed_ms(NativeEvent& self, NativeEvent& since) {
+float elapsed_ms(NativeEvent& self, nb::handle earlier) {
+  if (!is<NativeEvent>(earlier)) refuse("since", earlier, "give an event that was recorded earlier");
+  NativeEvent& since = *nb::inst_ptr<NativeEvent>(earlier);
   check_elapsed_operand(since, "since");
   check_elapsed_operand(self, "end");
   if (self.device.get() != since.device.get()) {
     raise_error("InvalidDeviceError", "no time between " + describe(since) + " and " +
-                                          describe(self) + ": they belong to two devices");
+                                          describe(self) + ": they belong to two " +
+                                          (self.device->driver == since.device->driver
+                                               ? "devices"
+                                               : "drivers, such as a simulation's"));
   }
   float milliseconds = 0;
   Status status = self.device->driver->event_elapsed(self.device->ordinal, since.handle,
@@ -307,8 +341,10 @@ void bind_streams(nb::module_& m) {
   nb::class_<NativeStream>(m, "StreamBase", nb::type_slots(stream_slots), "A stream of one device.")
       .def("__init__", &init_stream, nb::arg("device"), nb::arg("handle"),
            nb::arg("keep_alive").none() = nb::none())
-      .def("__init__", &create_stream, nb::arg("device"), nb::kw_only(), nb::arg("priority"),
-           nb::arg("non_blocking"))
+      .def("__init__", &create_stream, nb::arg("device"), nb::kw_only(),
+           nb::arg("priority").none(), nb::arg("non_blocking").none(),
+           nb::sig("def __init__(self, device: DeviceBase, *, priority: int, non_blocking: bool) "
+                   "-> None"))
       .def_ro("device", &NativeStream::device, "DeviceBase: the stream's device.")
       .def_prop_ro("handle", [](NativeStream& self) { check_open(self); return self.handle; },
                    "int: the driver's handle. ClosedError after close().")
@@ -318,7 +354,8 @@ void bind_streams(nb::module_& m) {
       .def_prop_ro("raw_handle", [](NativeStream& self) { return self.handle; },
                    "int: the handle, also after close(); for messages only.")
       .def("query", &query_stream)
-      .def("synchronize", &synchronize_stream, nb::arg("timeout_s").none() = nb::none())
+      .def("synchronize", &synchronize_stream, nb::arg("timeout_s").none() = nb::none(),
+           nb::sig("def synchronize(self, timeout_s: float | None = None) -> None"))
       .def("wait_event", &wait_event, nb::arg("event"))
       .def("wait_stream", &wait_stream, nb::arg("stream"))
       .def("close", [](NativeStream& self) {
@@ -331,8 +368,10 @@ void bind_streams(nb::module_& m) {
 void bind_events(nb::module_& m) {
   nb::class_<NativeEvent>(m, "EventBase", nb::type_slots(event_slots),
                            "A point in the work of a stream.")
-      .def("__init__", &create_event, nb::arg("device"), nb::arg("timing"),
-           nb::arg("blocking_sync"))
+      .def("__init__", &create_event, nb::arg("device"), nb::arg("timing").none(),
+           nb::arg("blocking_sync").none(),
+           nb::sig("def __init__(self, device: DeviceBase, timing: bool, blocking_sync: bool) "
+                   "-> None"))
       .def_ro("device", &NativeEvent::device, "DeviceBase: the event's device.")
       .def_prop_ro("handle", [](NativeEvent& self) { check_open(self); return self.handle; },
                    "int: the driver's handle. ClosedError after close().")
@@ -343,8 +382,10 @@ void bind_events(nb::module_& m) {
                    "bool: close() was called.")
       .def("record", &record_event, nb::arg("stream"))
       .def("query", &query_event)
-      .def("synchronize", &synchronize_event, nb::arg("timeout_s").none() = nb::none())
-      .def("elapsed_ms", &elapsed_ms, nb::arg("since"))
+      .def("synchronize", &synchronize_event, nb::arg("timeout_s").none() = nb::none(),
+           nb::sig("def synchronize(self, timeout_s: float | None = None) -> None"))
+      .def("elapsed_ms", &elapsed_ms, nb::arg("since").none(),
+           nb::sig("def elapsed_ms(self, since: EventBase) -> float"))
       .def("close", [](NativeEvent& self) {
         check(close_event(self), "cuEventDestroy", "on " + describe(self));
       });

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -30,12 +30,16 @@ class RelaxedCapture {
   bool switched_;
 };
 
-inline double check_timeout(double timeout_s) {
-  if (std::isnan(timeout_s) || timeout_s < 0) {
-    throw InvalidValue("timeout_s is " + std::to_string(timeout_s) +
+// What Python gave as `timeout_s`: None, or seconds.
+inline std::optional<double> seconds_of(nb::handle timeout_s) {
+  if (timeout_s.is_none()) return std::nullopt;
+  const double seconds = PyFloat_AsDouble(timeout_s.ptr());
+  if (PyErr_Occurred()) PyErr_Clear();  // it gave -1
+  if (!(seconds >= 0)) {
+    throw InvalidValue("timeout_s is " + std::string(nb::repr(timeout_s).c_str()) +
                        ": give seconds, 0 or more, or None to wait without limit");
   }
-  return std::min(timeout_s, 1e9);  // about 30 years: infinity must not overflow the clock
+  return std::min(seconds, 1e9);  // about 30 years: infinity must not overflow the clock
 }
 
 [[noreturn]] inline void raise_timeout(const std::string& what, double timeout_s) {

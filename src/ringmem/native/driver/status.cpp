@@ -12,7 +12,7 @@ struct Entry {
 constexpr Entry entries[] = {
     {Status::success, "CUDA_SUCCESS", "no error"},
     {Status::invalid_value, "CUDA_ERROR_INVALID_VALUE", "an argument is outside its valid range"},
-    {Status::out_of_memory, "CUDA_ERROR_OUT_OF_MEMORY", "not enough memory on the device"},
+    {Status::out_of_memory, "CUDA_ERROR_OUT_OF_MEMORY", "not enough memory"},
     {Status::not_initialized, "CUDA_ERROR_NOT_INITIALIZED", "there is no usable driver"},
     {Status::deinitialized, "CUDA_ERROR_DEINITIALIZED", "the driver is shutting down"},
     {Status::stub_library, "CUDA_ERROR_STUB_LIBRARY", "the driver library is a stub"},

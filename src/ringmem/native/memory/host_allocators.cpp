@@ -19,7 +19,17 @@ struct Streams {
 
 Streams* streams_of(const Block& block) noexcept { return static_cast<Streams*>(block.record); }
 
-std::string request(std::size_t nbytes) { return std::to_string(nbytes) + " bytes requested"; }
+// Of such memory the driver has no figures: the message says which is short.
+void check_allocation(Driver& driver, int device, Status status, const char* operation,
+                      std::size_t nbytes, const char* memory) {
+  if (ok(status)) return;
+  std::string detail = std::to_string(nbytes) + " bytes of " + memory + " requested for " +
+                       driver.platform() + ":" + std::to_string(device);
+  if (status != Status::out_of_memory) throw DriverError(status, operation, std::move(detail));
+  Shortage shortage;
+  shortage.requested = nbytes;
+  throw OutOfMemory(operation, shortage, detail + ": ask for less, or close buffers of this memory");
+}
 
 void* host(DevicePtr ptr) noexcept { return reinterpret_cast<void*>(ptr); }
 
@@ -102,8 +112,8 @@ PinnedAllocator::PinnedAllocator(DriverRef driver, int device, HostFlags flags)
 
 Block PinnedAllocator::allocate(std::size_t nbytes, StreamHandle) {
   void* ptr = nullptr;
-  check(with_retry([&] { return driver_->host_alloc(device_, nbytes, flags_, &ptr); }),
-        "cuMemHostAlloc", request(nbytes));
+  Status status = with_retry([&] { return driver_->host_alloc(device_, nbytes, flags_, &ptr); });
+  check_allocation(*driver_, device_, status, "cuMemHostAlloc", nbytes, "page-locked host memory");
   return {reinterpret_cast<DevicePtr>(ptr), nbytes, nullptr};
 }
 
@@ -123,8 +133,8 @@ Block ManagedAllocator::allocate(std::size_t nbytes, StreamHandle) {
   // cuMemAllocManaged knows two modes; memory for a single stream starts as the host's.
   const ManagedAttach initial =
       attach_ == ManagedAttach::single ? ManagedAttach::host : attach_;
-  check(with_retry([&] { return driver_->managed_alloc(device_, nbytes, initial, &ptr); }),
-        "cuMemAllocManaged", request(nbytes));
+  Status status = with_retry([&] { return driver_->managed_alloc(device_, nbytes, initial, &ptr); });
+  check_allocation(*driver_, device_, status, "cuMemAllocManaged", nbytes, "managed memory");
   return {ptr, nbytes, nullptr};
 }
 
