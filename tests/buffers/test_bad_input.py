@@ -60,6 +60,17 @@ def test_memory_that_runs_out_is_named(device, make, memory):
     assert caught.value.requested == 1 << 50
 
 
+def test_devices_of_one_name_and_two_drivers_are_told_apart(device):
+    theirs = ringmem.simulate(devices=2).devices
+    ours, their, third = (ringmem.zeros(3, "f4", device=d) for d in (device, *theirs))
+    with pytest.raises(
+        InvalidDeviceError, match=r"a stream of cpu:0 of another driver .* or cpu:1$"
+    ):
+        their.copy_from(third, stream=device.create_stream())
+    with pytest.raises(InvalidValueError, match=r"device is cpu:0 of another driver \("):
+        ringmem.from_dlpack(ours, device=theirs[0], copy=False)
+
+
 @pytest.mark.parametrize("make", ALL)
 def test_devices(device, make):
     with pytest.raises(InvalidDeviceError, match="cpu:7"):

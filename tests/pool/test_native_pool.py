@@ -161,6 +161,17 @@ def test_a_failing_creation_leaves_no_pool(faulty):
     assert faulty.live.get("pool", 0) == 0
 
 
+def test_a_peer_of_another_driver_is_refused_with_a_remedy():
+    first, stranger = (ringmem.simulate().devices[0] for _ in range(2))
+    with (
+        NativePool(first) as pool,
+        pytest.raises(
+            ringmem.InvalidValueError, match=r"a simulation's.*give a device of the pool"
+        ),
+    ):
+        pool.access(stranger)
+
+
 def test_access_for_peers():
     with ringmem.simulate(devices=2, peers=True) as simulation:
         first, second = simulation.devices
