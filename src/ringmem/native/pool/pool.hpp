@@ -155,7 +155,9 @@ class Pool final : public Allocator {
   bool pop_small(std::size_t nbytes, int size_class, pool::Shard& shard, Block* block) noexcept;
   Block allocate_small(std::size_t nbytes, int slot, StreamHandle stream);
   pool::Span* new_span(int size_class, int slot, StreamHandle stream);
-  bool reclaim(pool::Shard& shard, int size_class, int slot, StreamHandle stream);
+  void reclaim(pool::Shard& shard, int size_class, int slot, StreamHandle stream);
+  void restore(pool::Shard& shard, pool::SmallRef block) noexcept;
+  void restore_idle(pool::Shard& shard);
   Status deallocate_small(const Block& block, StreamHandle stream) noexcept;
   [[gnu::noinline]] Status deallocate_shared(pool::Shard& shard, pool::SmallRef small, int slot,
                                              StreamHandle stream) noexcept;

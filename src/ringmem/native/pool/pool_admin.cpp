@@ -220,11 +220,6 @@ bool Pool::close(bool when_unused) {
 // came in between, and what it holds stays, in addresses that stay too.
 bool Pool::tear_down() {
   (void)streams_.synchronize();  // blocks, with no lock held
-  for (int slot = 0; slot < streams_.active(); ++slot) {
-    Shard& shard = shards_[slot];
-    const BiasedGuard guard(shard.lock);
-    if (!shard.pending.empty()) (void)reclaim(shard, 0, slot, default_stream);
-  }
   drain(true);
   (void)streams_.synchronize();  // what the drained spans were stamped with
   const std::lock_guard growing(pages_.mutex());
