@@ -69,7 +69,8 @@ class Pool final : public Allocator {
 
   // --- memory held -----------------------------------------------------------------------------
   std::size_t limit() const noexcept { return pages_.limit(); }
-  // Throws InvalidValue below what lives, or one page. Gives back what the limit no longer allows.
+  // Throws InvalidValue below one page, or the pages in which blocks live: blocks do not move, and
+  // nothing has changed then. Gives back what the limit no longer allows.
   void set_limit(std::size_t nbytes);
   std::size_t release_threshold() const noexcept;
   void set_release_threshold(std::size_t nbytes);  // trims at once
