@@ -210,6 +210,41 @@ def test_a_limit_below_what_lives_is_refused_and_changes_nothing(device):
     assert pool.limit is None
 
 
+def test_a_limit_that_pages_in_use_do_not_allow_is_refused_with_what_would_do(device):
+    pool = Pool(device)
+    blocks = [pool.allocate(MIB) for _ in range(64)]
+    for block in blocks[1::2]:
+        block.close()
+    pool.allocate(4 * MIB).close()
+    reserved = pool.reserved
+    assert reserved > 64 * MIB  # a half of every page is free, and a tail that could go
+    with pytest.raises(ringmem.InvalidValueError, match=rf"^limit is {33 * MIB}: .* {64 * MIB} "):
+        pool.limit = 33 * MIB
+    assert (pool.limit, pool.reserved) == (None, reserved)
+    pool.limit = 64 * MIB
+    assert pool.reserved == 64 * MIB
+    again = [pool.allocate(MIB) for _ in range(32)]
+    assert len({block.ptr for block in (*blocks[::2], *again)}) == 64
+    assert pool.reserved == 64 * MIB
+
+
+def test_a_limit_is_kept_though_small_blocks_hold_more_than_they_use(device):
+    pool = Pool(device)
+    live = [pool.allocate(n) for n in range(256, 32769, 256)]
+    cached = [pool.allocate(3 * MIB + 4096) for _ in range(10)]
+    del cached
+    for nbytes in range(pool.reserved, 0, -2 * MIB):
+        try:
+            pool.limit = nbytes
+        except ringmem.InvalidValueError:
+            assert pool.reserved <= pool.limit < nbytes + 4 * MIB
+            break
+        assert pool.reserved <= nbytes
+    else:
+        pytest.fail("every limit was allowed")
+    assert len(live) == 128
+
+
 @pytest.mark.parametrize("argument", ["limit", "release_threshold"])
 @pytest.mark.parametrize("value", [-1, "much", 1.5, "1 EiB and more"])
 def test_a_setting_that_is_no_size_names_itself(device, argument, value):

@@ -155,8 +155,9 @@ class Pool(KnownSettings, _native.PoolBase):
     def limit(self) -> int | None:
         """Int or None: bytes that may be reserved; None is no limit.
 
-        Setting it gives back what it no longer allows. Below what lives or one page of the
-        device it raises :class:`InvalidValueError`, and nothing has changed.
+        Setting it gives back what it no longer allows. Blocks do not move, so below the pages in
+        which some live, or one page of the device, it raises :class:`InvalidValueError` with what
+        would do, and nothing has changed.
         """
         limit: int | None = self.native_limit
         return limit

@@ -227,22 +227,27 @@ Node* Pages::create_chunk(Space& space, std::uint32_t units, Status* status, con
   return nullptr;
 }
 
-// Small free nodes first: what they hold is the least likely to be of use.
+// Those that could be given back. Of small free nodes first: what they hold is the least likely to
+// be of use. Under the heap lock.
+std::vector<std::uint32_t> Pages::free_handles() const {
+  const auto page_units = static_cast<std::uint32_t>(backing_.page_bytes() / unit_bytes);
+  std::vector<std::uint32_t> handles;
+  for (const Space* space : {&heap_.medium, &heap_.large}) {
+    space->for_each_free(page_units, [&](const Node* node) {
+      for_each_handle(*node, [&](std::uint32_t index) { handles.push_back(index); });
+    });
+  }
+  return handles;
+}
+
 Status Pages::trim(std::size_t keep) {
   sweep();
-  const auto page_units = static_cast<std::uint32_t>(backing_.page_bytes() / unit_bytes);
   for (;;) {
     std::vector<Leaving> leaving;
     {
       const BiasedGuard guard(heap_.lock);
       std::size_t free = heap_.medium.free_bytes() + heap_.large.free_bytes();
-      std::vector<std::pair<std::uint32_t, Node*>> handles;
-      for (Space* space : {&heap_.medium, &heap_.large}) {
-        space->for_each_free(page_units, [&](Node* node) {
-          for_each_handle(*node, [&](std::uint32_t index) { handles.emplace_back(index, node); });
-        });
-      }
-      for (const auto& [index, node] : handles) {
+      for (const std::uint32_t index : free_handles()) {
         const std::size_t nbytes = backing_.handle(index).nbytes;
         if (free <= keep || nbytes > free - keep) continue;
         leaving.push_back(isolate(index, heap_.covering(backing_.handle(index).at)));
@@ -250,14 +255,68 @@ Status Pages::trim(std::size_t keep) {
       }
     }
     if (leaving.empty()) return Status::success;
-    Status first = Status::success;
-    for (const Leaving& one : leaving) {
-      const Status status = send_back(one);
-      if (!ok(status) && ok(first)) first = status;
-    }
-    sweep();
-    if (!ok(first)) return first;
+    if (const Status status = send_back(leaving); !ok(status)) return status;
   }
+}
+
+Status Pages::send_back(const std::vector<Leaving>& leaving) {
+  Status first = Status::success;
+  for (const Leaving& one : leaving) {
+    const Status status = send_back(one);
+    if (!ok(status) && ok(first)) first = status;
+  }
+  sweep();
+  return first;
+}
+
+// Free handles that leave no more than `limit` reserved, and little less; false if there are not
+// enough. `left`: what stays reserved then. Under the heap lock.
+bool Pages::choose_leaving(std::size_t limit, std::vector<std::uint32_t>* chosen,
+                           std::size_t* left) const {
+  *left = backing_.counters().reserved.load(relaxed);
+  for (const Stale& stale : stale_) {  // on its way already
+    if (stale.handle != Backing::none) *left -= backing_.handle(stale.handle).nbytes;
+  }
+  std::uint32_t smallest = Backing::none;  // of those that are larger than what is too much
+  const auto nbytes = [&](std::uint32_t index) { return backing_.handle(index).nbytes; };
+  for (const std::uint32_t index : free_handles()) {
+    if (*left <= limit) return true;
+    if (nbytes(index) <= *left - limit) {
+      chosen->push_back(index);
+      *left -= nbytes(index);
+    } else if (smallest == Backing::none || nbytes(index) < nbytes(smallest)) {
+      smallest = index;
+    }
+  }
+  if (*left > limit && smallest != Backing::none) {
+    chosen->push_back(smallest);
+    *left -= nbytes(smallest);
+  }
+  return *left <= limit;
+}
+
+Status Pages::set_limit(std::size_t limit, std::size_t* least) {
+  *least = 0;
+  if (!backing_.is_open()) {
+    limit_ = limit;
+    return Status::success;
+  }
+  sweep();
+  std::vector<Leaving> leaving;
+  {
+    const BiasedGuard guard(heap_.lock);
+    std::vector<std::uint32_t> chosen;
+    std::size_t left = 0;
+    if (!choose_leaving(limit, &chosen, &left)) {
+      *least = left;
+      return Status::success;
+    }
+    limit_ = limit;
+    for (const std::uint32_t index : chosen) {
+      leaving.push_back(isolate(index, heap_.covering(backing_.handle(index).at)));
+    }
+  }
+  return send_back(leaving);
 }
 
 void Pages::sweep() {

@@ -46,12 +46,14 @@ class Pages {
   Node* grow(Space& space, std::uint32_t units, Status* status, const char** failed);
   // Gives back free handles until no more than `keep` bytes are free.
   Status trim(std::size_t keep);
+  // Sets the limit and gives back what it does not allow. If pages in use do not allow the limit:
+  // changes nothing, and `least` says what would do; else `least` is 0.
+  Status set_limit(std::size_t limit, std::size_t* least);
   // Gives the addresses back; nothing may be mapped any more.
   Status close() noexcept { return backing_.close(); }
   // Unmaps addresses that nobody can use any more.
   void sweep();
 
-  void set_limit(std::size_t limit) noexcept { limit_ = limit; }
   std::size_t limit() const noexcept { return limit_; }
   Backing& backing() noexcept { return backing_; }
   const Backing& backing() const noexcept { return backing_; }
@@ -117,6 +119,9 @@ class Pages {
   };
   Leaving isolate(std::uint32_t index, Node* home);
   Status send_back(const Leaving& leaving);
+  Status send_back(const std::vector<Leaving>& leaving);
+  std::vector<std::uint32_t> free_handles() const;
+  bool choose_leaving(std::size_t limit, std::vector<std::uint32_t>* chosen, std::size_t* left) const;
   // Calls visit(index) for every handle that lies whole inside a free node.
   template <typename Visit>
   void for_each_handle(const Node& node, Visit&& visit) const;

@@ -239,10 +239,12 @@ Status Pool::deallocate_slotless(Shard& shard, Node* node, int slot,
 
 Tag Pool::stamp_slotless(int slot, StreamHandle stream, std::uint64_t others,
                          const std::vector<StreamHandle>& users) noexcept {
-  Tag tag;
+  const bool slotless = slot == StreamOrder::shared_slot;
+  if (!slotless && users.empty()) return streams_.stamp(slot, others);
+  if (!slotless) others |= std::uint64_t{1} << slot;
+  Tag tag;  // the last one's: it is the latest, and of the same streams
   for (const StreamHandle user : users) (void)streams_.stamp_shared(user, others, &tag);
-  if (slot == StreamOrder::shared_slot) (void)streams_.stamp_shared(stream, others, &tag);
-  else tag = joined(tag, streams_.stamp(slot, others));
+  if (slotless) (void)streams_.stamp_shared(stream, others, &tag);
   return tag;
 }
 

@@ -70,7 +70,8 @@ class Pool final : public Allocator {
 
   // --- memory held -----------------------------------------------------------------------------
   std::size_t limit() const noexcept { return pages_.limit(); }
-  // Throws InvalidValue below what lives, or one page. Gives back what the limit no longer allows.
+  // Throws InvalidValue below one page, or the pages in which blocks live: blocks do not move, and
+  // nothing has changed then. Gives back what the limit no longer allows.
   void set_limit(std::size_t nbytes);
   std::size_t release_threshold() const noexcept;
   void set_release_threshold(std::size_t nbytes);  // trims at once
@@ -156,7 +157,9 @@ class Pool final : public Allocator {
   bool pop_small(std::size_t nbytes, int size_class, pool::Shard& shard, Block* block) noexcept;
   Block allocate_small(std::size_t nbytes, int slot, StreamHandle stream);
   pool::Span* new_span(int size_class, int slot, StreamHandle stream);
-  bool reclaim(pool::Shard& shard, int size_class, int slot, StreamHandle stream);
+  void reclaim(pool::Shard& shard, int size_class, int slot, StreamHandle stream);
+  void restore(pool::Shard& shard, pool::SmallRef block) noexcept;
+  void restore_idle(pool::Shard& shard);
   Status deallocate_small(const Block& block, StreamHandle stream) noexcept;
   [[gnu::noinline]] Status deallocate_shared(pool::Shard& shard, pool::SmallRef small, int slot,
                                              StreamHandle stream) noexcept;

@@ -36,8 +36,16 @@ void Pool::set_limit(std::size_t nbytes) {
     throw InvalidValue("limit is " + std::to_string(nbytes) + ": " + std::to_string(live) +
                        " bytes are allocated, give at least that");
   }
-  pages_.set_limit(nbytes);
-  if (reserved() > nbytes) check(trim(nbytes - live), "cuMemRelease");
+  const std::lock_guard growing(pages_.mutex());
+  if (pages_.backing().is_open() && reserved() > nbytes) drain(true);
+  std::size_t least = 0;
+  check(pages_.set_limit(nbytes, &least), "cuMemRelease");
+  // Blocks stay where they are, and so do the pages that they lie in.
+  if (least) {
+    throw InvalidValue("limit is " + std::to_string(nbytes) + ": the " + std::to_string(live) +
+                       " bytes that are allocated lie in pages of " + std::to_string(least) +
+                       " bytes, give at least that");
+  }
 }
 
 std::size_t Pool::release_threshold() const noexcept { return threshold_.load(relaxed); }
@@ -220,11 +228,6 @@ bool Pool::close(bool when_unused) {
 // came in between, and what it holds stays, in addresses that stay too.
 bool Pool::tear_down() {
   (void)streams_.synchronize();  // blocks, with no lock held
-  for (int slot = 0; slot < streams_.active(); ++slot) {
-    Shard& shard = shards_[slot];
-    const BiasedGuard guard(shard.lock);
-    if (!shard.pending.empty()) (void)reclaim(shard, 0, slot, default_stream);
-  }
   drain(true);
   (void)streams_.synchronize();  // what the drained spans were stamped with
   const std::lock_guard growing(pages_.mutex());

@@ -131,8 +131,10 @@ void Pool::out_of_memory(const Want& want, Status status, const char* operation)
   throw OutOfMemory(operation ? operation : "Pool.allocate", shortage, detail);
 }
 
-// What is parked, and with `spans` what streams keep in bins and empty spans, goes to the heap.
+// What is parked, and with `spans` what streams keep in bins and in spans where nothing lives, goes
+// to the heap.
 void Pool::drain(bool spans) {
+  if (spans) streams_.poll();
   for (int slot = 0; slot < streams_.active(); ++slot) {
     Shard& shard = shards_[slot];
     Node* parked = nullptr;
@@ -147,6 +149,7 @@ void Pool::drain(bool spans) {
       if (spans) {
         for (auto& [units, bin] : shard.bins) binned.insert(binned.end(), bin.begin(), bin.end());
         shard.bins.clear();
+        restore_idle(shard);
         empty = empty_spans(shard);
       }
     }

@@ -27,7 +27,7 @@ Block Pool::allocate_small(std::size_t nbytes, int slot, StreamHandle stream) {
   for (Block block;;) {
     {
       const BiasedGuard guard(shard.lock);
-      if (!shard.pending.empty()) (void)reclaim(shard, size_class, slot, stream);
+      if (!shard.pending.empty()) reclaim(shard, size_class, slot, stream);
     }
     if (pop_small(nbytes, size_class, shard, &block)) return block;
     Span* span = new_span(size_class, slot, stream);
@@ -47,31 +47,56 @@ Span* Pool::new_span(int size_class, int slot, StreamHandle stream) {
   span->home.store(static_cast<std::uint8_t>(slot), relaxed);
   span->base = address(node);
   node->blocks = span;
+  node->tag = {};  // from here on: who else may still use blocks that are free in it
   node->become(NodeState::span);
   return span;
 }
 
-// Blocks that other streams used come back: those whose work is done or was waited for, and if
-// that gives none of this class, all of it, at the price of a wait on the device.
-bool Pool::reclaim(Shard& shard, int size_class, int slot, StreamHandle stream) {
+// Blocks of a class that other streams used come back: those whose work is done or was waited for,
+// and if there are none, the oldest at the price of a wait on the device, which others share. Not
+// more at once than is soon used up.
+void Pool::reclaim(Shard& shard, int size_class, int slot, StreamHandle stream) {
+  constexpr int most = 1024;
+  PendingBlocks::Queues* queues = shard.pending.queues(size_class);
+  if (!queues) return;
   streams_.poll();
+  int taken = 0;
   for (const bool wait : {false, true}) {
-    std::size_t kept = 0;
-    for (const Shard::Pending& pending : shard.pending) {
-      Span* span = pending.block.span();
-      const bool wanted = wait && span->size_class == size_class;
-      if (streams_.ordered(slot, pending.tag) ||
-          (wanted && ok(streams_.order_after(slot, stream, pending.tag)))) {
-        if (span->free == 0) shard.link(span);
-        span->push(pending.block.index());
-      } else {
-        shard.pending[kept++] = pending;
+    for (PendingBlocks::Queue& queue : *queues) {
+      if (queue.entries.empty() || taken == most) continue;
+      if (wait && !ok(streams_.order_after(slot, stream, queue.front_tag()))) continue;
+      while (!queue.entries.empty() && taken < most && streams_.ordered(slot, queue.front_tag())) {
+        restore(shard, shard.pending.pop(queue));
+        ++taken;
+      }
+      if (wait && taken) return;
+    }
+    if (taken) return;
+  }
+}
+
+// A block that was pending is free in its span.
+void Pool::restore(Shard& shard, SmallRef block) noexcept {
+  Span* span = block.span();
+  if (span->free == 0) shard.link(span);
+  span->push(block.index());
+}
+
+// Pending blocks whose work is done come back, and so do those of spans where nothing lives: they
+// keep the order they need in the span's tag. Under the shard's lock, right before empty_spans().
+void Pool::restore_idle(Shard& shard) {
+  if (shard.pending.empty()) return;
+  for (int size_class = 0; size_class < small_classes; ++size_class) {
+    for (PendingBlocks::Queue& queue : *shard.pending.queues(size_class)) {
+      while (!queue.entries.empty() && streams_.complete(queue.front_tag())) {
+        restore(shard, shard.pending.pop(queue));
       }
     }
-    shard.pending.erase(shard.pending.begin() + static_cast<std::ptrdiff_t>(kept), shard.pending.end());
-    if (shard.spans[size_class]) return true;
   }
-  return false;
+  shard.pending.take_emptied([&](SmallRef block, Tag tag) {
+    restore(shard, block);
+    block.span()->node->tag = joined(block.span()->node->tag, tag);
+  });
 }
 
 Status Pool::deallocate_small(const Block& block, StreamHandle stream) noexcept {
@@ -94,7 +119,7 @@ Status Pool::deallocate_small(const Block& block, StreamHandle stream) noexcept 
   }
   if (span->free == 0) shard.link(span);
   span->push(ref.index());
-  if (span->free == span->count && (span->prev || span->next)) [[unlikely]] {
+  if (span->free == span->present && (span->prev || span->next || span->emptied())) [[unlikely]] {
     return deallocate_span(shard, span, home);
   }
   shard.lock.unlock();
@@ -115,14 +140,20 @@ Status Pool::deallocate_shared(Shard& shard, SmallRef ref, int slot,
     small.shared = 0;
   }
   small.become(SmallState::pending);
-  shard.pending.push_back({ref, stamp_slotless(slot, stream, others, users)});
+  shard.pending.add(ref, stamp_slotless(slot, stream, others, users));
   shard.lock.unlock();
   after_free();
   return Status::success;
 }
 
-// The span is empty now, and another of its class is there: it may go.
+// Nothing lives in the span now. If all of it is free and another of its class is there, it may go.
 Status Pool::deallocate_span(Shard& shard, Span* span, int home) noexcept {
+  if (span->emptied()) {
+    shard.pending.note_emptied(span);
+    shard.lock.unlock();
+    after_free();
+    return Status::success;
+  }
   shard.unlink(span);
   ++shard.changes;
   shard.lock.unlock();
@@ -132,9 +163,9 @@ Status Pool::deallocate_span(Shard& shard, Span* span, int home) noexcept {
 }
 
 void Pool::drop_span(Span* span, int slot) noexcept {
-  const Tag tag = streams_.stamp(slot);
-  const BiasedGuard guard(heap_.lock);
   Node* node = span->node;
+  const Tag tag = joined(streams_.stamp_own(slot), node->tag);
+  const BiasedGuard guard(heap_.lock);
   spans_.put(span);
   (void)heap_.space_of(*node).give(node, tag);
 }

@@ -10,6 +10,7 @@
 
 #include "pool/lock.hpp"
 #include "pool/node.hpp"
+#include "pool/pending.hpp"
 #include "pool/small.hpp"
 
 namespace ringmem::pool {
@@ -25,10 +26,6 @@ struct Levels {
 };
 
 struct alignas(64) Shard {
-  struct Pending {
-    SmallRef block;
-    Tag tag;
-  };
   struct Counter {
     std::int64_t live = 0;
     std::int64_t peak = 0;
@@ -47,7 +44,7 @@ struct alignas(64) Shard {
   std::uint64_t frees = 0;
   std::uint64_t binned = 0;  // allocations that a bin served
   std::array<Span*, small_classes> spans{};  // those with a free block
-  std::vector<Pending> pending;
+  PendingBlocks pending;
   // Live small blocks used by other streams too: by record.
   std::unordered_map<const void*, std::uint64_t> shared;
   // Live blocks used by streams that have no slot: by record.

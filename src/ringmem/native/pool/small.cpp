@@ -30,7 +30,7 @@ Span* SpanStore::get(int size_class, Node* node) {
   span->base = node->ptr;
   span->prev = span->next = nullptr;
   span->block_bytes = static_cast<std::uint32_t>(small_class_bytes(size_class));
-  span->count = count;
+  span->count = span->present = count;
   span->free = 0;
   span->head = Span::none;
   span->size_class = static_cast<std::uint8_t>(size_class);

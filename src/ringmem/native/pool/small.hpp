@@ -40,6 +40,7 @@ struct alignas(16) Span {
   std::uint32_t block_bytes = 0;
   std::uint16_t count = 0;
   std::uint16_t free = 0;
+  std::uint16_t present = 0;  // free or live: not pending
   std::uint16_t head = none;
   std::uint8_t size_class = 0;
   std::atomic<std::uint8_t> home{0};  // slot of its shard
@@ -51,6 +52,8 @@ struct alignas(16) Span {
   std::size_t requested(std::uint32_t index) noexcept {
     return block_bytes - blocks()[index].value;
   }
+  // Nothing lives here, but some blocks are pending.
+  bool emptied() const noexcept { return free == present && present != count; }
   // The index of a free block, live from now on.
   std::uint32_t pop(std::size_t nbytes) noexcept {
     const std::uint32_t index = head;

@@ -79,6 +79,7 @@ int StreamOrder::add(StreamHandle stream) noexcept {
   slot.retired = false;
   for (auto& known : known_[index]) known.store(0, relaxed);
   dead_.fetch_and(~bit(index), relaxed);
+  released_.fetch_and(~bit(index), relaxed);
   insert_locked(key, index);
   return index;
 }
@@ -94,7 +95,11 @@ void StreamOrder::release(StreamHandle stream) noexcept {
   const int at = find_locked(key_of(stream));
   if (at < 0) return;
   const int index = slot_in_[at].load(relaxed);
-  (void)cover_locked(index, last_free_[index].load(relaxed));  // a failure marks it dead
+  // Small blocks freed on their own stream carry no stamp, and blocks that live may have been used
+  // here: the event covers all of the stream's work, and no other stream gets the slot before it.
+  const std::uint64_t now = epoch_.load(relaxed);
+  note_free(index, now);
+  if (ok(cover_locked(index, now))) released_.fetch_or(bit(index), relaxed);  // else it is dead
   retire_locked(index);
 }
 
@@ -103,21 +108,29 @@ void StreamOrder::release(StreamHandle stream) noexcept {
 Tag StreamOrder::stamp(int slot, std::uint64_t others) noexcept {
   const std::uint64_t now = epoch_.load(relaxed);
   const Tag tag{bit(slot) | others, now};
-  for (std::uint64_t rest = tag.mask; rest; rest &= rest - 1) {
-    note_free(std::countr_zero(rest), now);
-  }
+  note_frees(tag.mask & ~bit(shared_slot), now);
   return tag;
 }
 
+void StreamOrder::note_frees(std::uint64_t mask, std::uint64_t epoch) noexcept {
+  for (std::uint64_t rest = mask; rest; rest &= rest - 1) note_free(std::countr_zero(rest), epoch);
+}
+
+// The event's own epoch is the tag's: whatever covers it on the other streams was recorded later
+// than this, and so after their part.
 Status StreamOrder::stamp_shared(StreamHandle stream, std::uint64_t others, Tag* tag) noexcept {
   const SpinGuard guard(lock_);
   Slot& slot = slot_[shared_slot];
   slot.used = true;
-  last_free_[shared_slot].store(epoch_.load(relaxed), relaxed);
   const Status status = fly_locked(slot, stream);
-  if (!ok(status)) dead_.fetch_or(bit(shared_slot), relaxed);
-  *tag = stamp(shared_slot, others);
-  tag->seq = ok(status) ? slot.recorded : tag->seq;
+  const std::uint64_t epoch = ok(status) ? slot.recorded : epoch_.fetch_add(1);
+  if (!ok(status)) {
+    slot.lost = std::min(slot.lost, epoch);
+    slot.last_lost = epoch;
+    dead_.fetch_or(bit(shared_slot), relaxed);
+  }
+  *tag = {bit(shared_slot) | others, epoch};
+  note_frees(tag->mask, epoch);
   return status;
 }
 
@@ -178,7 +191,8 @@ Status StreamOrder::fly_locked(Slot& slot, StreamHandle stream) noexcept {
 
 Status StreamOrder::cover_locked(int index, std::uint64_t epoch) noexcept {
   Slot& slot = slot_[index];
-  if (slot.recorded >= epoch || completed_[index].load(relaxed) >= epoch) return Status::success;
+  if (completed_[index].load(relaxed) >= epoch) return Status::success;
+  if (slot.recorded >= epoch && epoch < slot.lost) return Status::success;
   if (index == shared_slot || slot.retired || (dead_.load(relaxed) & bit(index))) {
     dead_.fetch_or(bit(index), relaxed);  // nothing but the device can say when this is done
     return Status::invalid_handle;
@@ -197,12 +211,12 @@ Status StreamOrder::wait_locked(int slot, StreamHandle stream, int other,
   if (!ok(status)) return status;
   std::uint64_t reached = completed_[other].load(relaxed);
   const std::deque<Flight>& flights = slot_[other].in_flight;
-  // Events of one stream imply the earlier ones; those of the shared slot do not.
-  auto flight = flights.begin();
-  if (other != shared_slot) {
-    flight = std::partition_point(flight, flights.end(),
-                                  [epoch](const Flight& one) { return one.epoch < epoch; });
-  }
+  // Events of one stream imply the earlier ones; those of the shared slot do not, but for those
+  // that this stream has waited for before.
+  std::uint64_t least = epoch;
+  if (other == shared_slot) least = slot == shared_slot ? 0 : known_[slot][other].load(relaxed) + 1;
+  auto flight = std::partition_point(flights.begin(), flights.end(),
+                                     [least](const Flight& one) { return one.epoch < least; });
   for (; flight != flights.end() && reached < epoch; ++flight) {
     calls_.fetch_add(1, relaxed);
     waits_.fetch_add(1, relaxed);
@@ -210,7 +224,7 @@ Status StreamOrder::wait_locked(int slot, StreamHandle stream, int other,
     if (!ok(waited)) return waited;
     reached = flight->epoch;
   }
-  if (slot != shared_slot) raise_to(known_[slot][other], reached);
+  if (slot != shared_slot) raise_to(known_[slot][other], std::min(reached, slot_[other].lost - 1));
   return Status::success;
 }
 
@@ -241,7 +255,7 @@ void StreamOrder::poll_locked(Slot& slot) noexcept {
   while (!slot.in_flight.empty()) {
     calls_.fetch_add(1, relaxed);
     if (!ok(driver_.event_query(device_, slot.in_flight.front().event))) return;
-    raise_to(completed_[index], slot.in_flight.front().epoch);
+    raise_to(completed_[index], std::min(slot.in_flight.front().epoch, slot.lost - 1));
     events_.push_back(slot.in_flight.front().event);
     slot.in_flight.pop_front();
   }
@@ -254,30 +268,39 @@ void StreamOrder::poll() noexcept {
   }
 }
 
+// The device has been waited for: all that was freed up to `covered` is done.
+void StreamOrder::revive_locked(int index, std::uint64_t covered) noexcept {
+  Slot& slot = slot_[index];
+  raise_to(completed_[index], covered);
+  const bool lost_since = slot.lost != never && slot.last_lost > covered;
+  slot.lost = lost_since ? covered + 1 : never;
+  if (!lost_since) dead_.fetch_and(~bit(index), relaxed);
+}
+
 // An event is waited for while its slot keeps it in flight: only poll_locked and this function take
 // events out, and an event that is recorded again meanwhile only makes the wait longer.
 Status StreamOrder::synchronize() noexcept {
   std::vector<EventHandle> pending;
   std::uint64_t covered = 0;
-  bool dead = false;
+  std::uint64_t dead = 0;
   {
     const SpinGuard guard(lock_);
-    covered = epoch_.load(relaxed);
+    covered = epoch_.fetch_add(1);  // what is freed from here on is not waited for
     for (int i = 0; i < slots; ++i) {
       const std::uint64_t last = last_free_[i].load(relaxed);
       if (completed_[i].load(relaxed) >= last) continue;
       (void)cover_locked(i, last);
       for (const Flight& flight : slot_[i].in_flight) pending.push_back(flight.event);
     }
-    dead = dead_.load(relaxed) != 0;
+    dead = dead_.load(relaxed);
   }
   if (dead) {
     // The stream of some free is gone and no event can be recorded for it: only the device itself
     // still knows when that work is done.
     if (const Status status = driver_.synchronize(device_); !ok(status)) return status;
-    const std::uint64_t mask = dead_.exchange(0, relaxed);
-    for (std::uint64_t rest = mask; rest; rest &= rest - 1) {
-      raise_to(completed_[std::countr_zero(rest)], covered);
+    const SpinGuard guard(lock_);
+    for (std::uint64_t rest = dead; rest; rest &= rest - 1) {
+      revive_locked(std::countr_zero(rest), covered);
     }
   }
   for (const EventHandle event : pending) {

@@ -20,7 +20,8 @@ class StreamOrder {
   static constexpr int slots = 64;
   // Streams that find no slot of their own, and the per-thread default stream (one handle, many
   // streams), share the last slot. A free there records its event at once, and nothing on it is
-  // reusable without a wait.
+  // reusable without a wait. What was freed there up to an epoch is done when all its events up to
+  // that one are; so its last free is never later than its last event, unless one was lost.
   static constexpr int shared_slot = slots - 1;
 
   StreamOrder(Driver& driver, int device) : driver_(driver), device_(device) {}
@@ -46,7 +47,13 @@ class StreamOrder {
     return {std::uint64_t{1} << slot, now};
   }
   Tag stamp(int slot, std::uint64_t others) noexcept;
-  // The same for a stream of the shared slot: records its event.
+  // The tag of what only the slot's own stream used: one that was released has no more work.
+  Tag stamp_own(int slot) noexcept {
+    if (~released_.load(std::memory_order_relaxed) >> slot & 1) return stamp(slot);
+    const auto last = last_free_[static_cast<std::size_t>(slot)].load(std::memory_order_relaxed);
+    return {std::uint64_t{1} << slot, last};
+  }
+  // As stamp(), for a stream of the shared slot: records its event, and stamps `others` with it.
   Status stamp_shared(StreamHandle stream, std::uint64_t others, Tag* tag) noexcept;
 
   // Whether `slot` may use memory with this tag as it is.
@@ -76,6 +83,7 @@ class StreamOrder {
   std::uint64_t device_waits() const noexcept { return waits_.load(std::memory_order_relaxed); }
 
  private:
+  static constexpr std::uint64_t never = ~std::uint64_t{0};
   struct Flight {
     std::uint64_t epoch;
     EventHandle event;
@@ -85,6 +93,10 @@ class StreamOrder {
     bool used = false;
     bool retired = false;           // its stream was released
     std::uint64_t recorded = 0;     // frees up to this epoch are covered by an event
+    // Of the shared slot: the first free that has no event, for it could not be recorded. What was
+    // freed there since waits for the device.
+    std::uint64_t lost = never;
+    std::uint64_t last_lost = 0;    // the last such free
     std::deque<Flight> in_flight;   // by epoch
   };
   static constexpr std::uint32_t table = 256;
@@ -98,10 +110,12 @@ class StreamOrder {
   }
   void note_free(int slot, std::uint64_t epoch) noexcept {
     std::atomic<std::uint64_t>& last = last_free_[static_cast<std::size_t>(slot)];
-    if (last.load(std::memory_order_relaxed) < epoch) {
-      last.store(epoch, std::memory_order_relaxed);
+    std::uint64_t seen = last.load(std::memory_order_relaxed);
+    // Two threads may free on one stream: the later epoch stays.
+    while (seen < epoch && !last.compare_exchange_weak(seen, epoch, std::memory_order_relaxed)) {
     }
   }
+  void note_frees(std::uint64_t mask, std::uint64_t epoch) noexcept;
   [[gnu::noinline]] int add(StreamHandle stream) noexcept;
   int find_locked(std::uint64_t key) const noexcept;
   int free_slot_locked() noexcept;
@@ -112,6 +126,7 @@ class StreamOrder {
   Status wait_locked(int slot, StreamHandle stream, int other, std::uint64_t epoch) noexcept;
   void poll_locked(Slot& slot) noexcept;
   void retire_locked(int slot) noexcept;
+  void revive_locked(int slot, std::uint64_t covered) noexcept;
   EventHandle get_event_locked(Status* status) noexcept;
 
   Driver& driver_;
@@ -121,6 +136,7 @@ class StreamOrder {
   std::atomic<int> active_{0};
   std::atomic<std::uint64_t> epoch_{1};
   std::atomic<std::uint64_t> dead_{0};
+  std::atomic<std::uint64_t> released_{0};  // all that their streams did has an event
   std::array<std::atomic<std::uint64_t>, slots> last_free_{};
   std::array<std::atomic<std::uint64_t>, slots> completed_{};
   // known_[s][t]: slot s has waited for what was freed on t up to this epoch.
