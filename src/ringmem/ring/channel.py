@@ -61,6 +61,9 @@ class Messaging:
         self._caller.settle(ring)
         return consumer
 
+    def _check_waiting(self) -> None:
+        raise NotImplementedError
+
     def _unread(self) -> int:
         return sum(int(self._caller.unread(ring)) for ring in range(len(self._pairs)))
 
@@ -109,7 +112,9 @@ class Messaging:
         held, then :attr:`spin_us` without it, then parks.
         """
         self._pair(ring)
-        raise ClosedError(f"the kernel is {self._state.value}; start() it first")
+        self._check_waiting()
+        how = "not up yet" if self._state is KernelState.LAUNCHED else "told to end"
+        raise ClosedError(f"the kernel is {self._state.value} and {how}; it takes no calls")
 
     def send(self, batch: npt.ArrayLike, timeout_s: float | None = None, *, ring: int = 0) -> int:
         """Copy messages to the kernel: :meth:`Producer.send` of a ring."""

@@ -64,7 +64,7 @@ class KernelLife(StateAccess):
         with contextlib.suppress(Exception):
             self._backend.join(1.0)
         self._end_watch()
-        self._error = error
+        self._error = error if isinstance(error, Exception) else None
         if self._state.running:
             self._go(KernelEvent.FAILED)
 
@@ -152,6 +152,8 @@ class KernelLife(StateAccess):
         """Called every 20 ms of a wait for messages or room: raises if waiting is hopeless."""
         self._refresh()
         self._raise_if_failed()
+        if self._state is KernelState.CLOSED:
+            raise ClosedError("the ring kernel is closed")
         if not self._state.running:
             raise ClosedError(f"the kernel is {self._state.value}; start() it first")
 

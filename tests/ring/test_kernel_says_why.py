@@ -1,0 +1,65 @@
+"""What a kernel says when it cannot do what is asked: each time the cause, and what would do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import handlers_for_tests as h
+import pytest
+
+import ringmem
+from ringmem import ClosedError, KernelFailedError, RingKernel
+from ringmem.ring import KernelState
+
+
+def wait_for(state: KernelState, kernel: RingKernel) -> None:
+    deadline = time.monotonic() + 5
+    while kernel.state is not state:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+# --- calls -------------------------------------------------------------------------------------
+def test_call_says_why_the_kernel_failed_however_often_it_is_asked() -> None:
+    with h.native_echo(deadline_s=0.05) as kernel:
+        wait_for(KernelState.FAILED, kernel)
+        for _ in range(2):
+            with pytest.raises(KernelFailedError, match="deadline_s=0.05 was over"):
+                kernel.call(h.message(1), timeout_s=1)
+
+
+def test_call_after_a_termination_by_force_says_that_the_process_was_ended() -> None:
+    kernel = RingKernel(
+        h.endless, message=h.PAIR, reply=h.TOTAL, state=h.COUNTER, device="cpu", isolated=True
+    )
+    with kernel:
+        with pytest.raises(ringmem.TimeoutError):
+            kernel.call((0, 1), timeout_s=0.2)
+        kernel.terminate(0.1, force=True)
+        for _ in range(2):
+            with pytest.raises(KernelFailedError, match=r"ended by terminate\(force=True\)"):
+                kernel.call((0, 1))
+
+
+def test_call_after_a_termination_that_timed_out_says_that_the_kernel_was_told_to_end() -> None:
+    with RingKernel(h.SLEEP_A_SECOND, message=h.PAIR, device="cpu") as kernel:
+        with pytest.raises(ringmem.TimeoutError):
+            kernel.call((0, 1), timeout_s=0.2)
+        with pytest.raises(ringmem.TimeoutError):
+            kernel.terminate(0.05)
+        with pytest.raises(ClosedError, match="active and told to end"):
+            kernel.call((0, 1))
+        kernel.terminate()
+        with pytest.raises(ClosedError, match=r"terminated; start\(\) it first"):
+            kernel.call((0, 1))
+
+
+def test_call_after_the_end_of_async_with_says_that_the_kernel_is_closed() -> None:
+    async def use() -> None:
+        async with h.native_echo() as kernel:
+            await kernel.call(h.message(1))
+        with pytest.raises(ClosedError, match="the ring kernel is closed"):
+            await kernel.call(h.message(1))
+
+    asyncio.run(use())
