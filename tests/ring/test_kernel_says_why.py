@@ -9,7 +9,7 @@ import handlers_for_tests as h
 import pytest
 
 import ringmem
-from ringmem import ClosedError, KernelFailedError, RingKernel
+from ringmem import ClosedError, InvalidValueError, KernelFailedError, RingKernel
 from ringmem.ring import KernelState
 
 
@@ -63,3 +63,15 @@ def test_call_after_the_end_of_async_with_says_that_the_kernel_is_closed() -> No
             await kernel.call(h.message(1))
 
     asyncio.run(use())
+
+
+# --- times -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("timeout_s", [float("nan"), -1, "x"])
+@pytest.mark.parametrize("method", ["start", "pause", "drain", "terminate"])
+def test_a_timeout_that_is_no_time_is_refused_and_changes_nothing(
+    method: str, timeout_s: object
+) -> None:
+    with h.native_echo() as kernel:
+        with pytest.raises(InvalidValueError, match=f"timeout_s={timeout_s!r} must be seconds"):
+            getattr(kernel, method)(timeout_s)
+        assert h.first(kernel.call(h.message(1), timeout_s=5)) == 4

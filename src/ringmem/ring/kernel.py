@@ -26,7 +26,7 @@ from ringmem.native.layouts import ControlBlock
 from ringmem.ring.aio import AsyncKernel
 from ringmem.ring.backend import Parallel
 from ringmem.ring.backends import backend_for
-from ringmem.ring.endpoints import Full
+from ringmem.ring.endpoints import Full, check_timeout
 from ringmem.ring.kernel_life import KernelLife
 from ringmem.ring.lifecycle import KernelEvent, KernelState, next_state
 from ringmem.ring.pairs import make_pairs, plan_pair
@@ -202,6 +202,7 @@ class RingKernel(KernelLife, Closing):
         TimeoutError
             It did not come up; the launch is taken back.
         """
+        check_timeout(timeout_s)
         with self._lock:
             self._require_process()
             self._refresh()
@@ -223,6 +224,7 @@ class RingKernel(KernelLife, Closing):
         TimeoutError
             A handler did not return in time; the request stands.
         """
+        check_timeout(timeout_s)
         with self._lock:
             self._require_running()
             state = next_state(self._state, KernelEvent.PAUSE)
@@ -252,6 +254,7 @@ class RingKernel(KernelLife, Closing):
         KernelFailedError, CorruptedError
             It ended by itself before.
         """
+        check_timeout(timeout_s)
         with self._lock:
             self._require_process()
             self._refresh()
@@ -282,6 +285,7 @@ class RingKernel(KernelLife, Closing):
         TimeoutError
             A handler does not return. Only the end of its process can end it.
         """
+        check_timeout(timeout_s)
         with self._lock:
             self._require_process()
             self._refresh()
