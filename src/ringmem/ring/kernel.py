@@ -46,7 +46,8 @@ class RingKernel(KernelLife, Closing):
     ----------
     handler : function, str, NativeHandler, ctypes function, or what the device's compiler takes
         ``(message, reply, state) -> int status``, called for each message. A status other than 0
-        sends a copy of the message to the dead letters. `reply` is zeroed before.
+        sends a copy of the message to the dead letters; of a wide integer its low 32 bits count.
+        `reply` is zeroed before.
     message, reply, state : dtype-like
         Of one message, its reply (default: as `message`) and, one a ring, the handler's state.
         Up to 56 bytes of a message or reply cost one line of 64.
