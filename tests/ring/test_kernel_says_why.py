@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import handlers_for_tests as h
+import numpy as np
 import pytest
 
 import ringmem
@@ -75,3 +76,15 @@ def test_a_timeout_that_is_no_time_is_refused_and_changes_nothing(
         with pytest.raises(InvalidValueError, match=f"timeout_s={timeout_s!r} must be seconds"):
             getattr(kernel, method)(timeout_s)
         assert h.first(kernel.call(h.message(1), timeout_s=5)) == 4
+
+
+# --- counts ------------------------------------------------------------------------------------
+def test_messages_that_are_dropped_are_counted_over_all_rings() -> None:
+    kernel = h.native_echo(full="drop", capacity=4, rings=2)
+    batch = np.zeros(7, h.ECHO)
+    assert kernel.dropped == 0
+    assert kernel.send(batch) == 4
+    assert kernel.send(batch[:6], ring=1) == 4
+    assert kernel.dropped == 3 + 2
+    kernel.close()
+    assert kernel.dropped == 5

@@ -163,6 +163,11 @@ class Messaging:
         """Wait for replies and copy them into `out`: :meth:`Consumer.recv_into` of a ring."""
         return self._receiving(ring).recv_into(out, timeout_s, statuses)
 
+    @property
+    def dropped(self) -> int:
+        """Messages of all rings that ``full="drop"`` gave up for want of room, over their life."""
+        return sum(pair.producer.dropped for pair in self._pairs)
+
     def unread(self, ring: int = 0) -> int:
         """Return how many messages of a ring were sent whose replies were not read."""
         self._pair(ring)

@@ -62,7 +62,7 @@ class RingKernel(KernelLife, Closing):
     blocks : int, default 1
         Blocks that serve one ring (CUDA).
     full : {"wait", "refuse", "drop"}
-        What :meth:`send` and :meth:`reserve` do when a ring is full.
+        What :meth:`send` and :meth:`reserve` do when a ring is full; :attr:`dropped` counts.
     deadline_s : float, optional
         The kernel ends itself so long after its start, whatever happens.
     heartbeat_timeout_s : float or None, default 5
