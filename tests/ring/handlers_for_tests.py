@@ -42,6 +42,15 @@ def sleep_a_second(message: int, reply: int, state: int) -> int:
 SLEEP_A_SECOND = PLAIN(sleep_a_second)
 
 
+def sleep_tenths(message: int, reply: int, state: int) -> int:
+    """Sleeps tenths of a second, as many as `PAIR.b` says."""
+    time.sleep(0.1 * ctypes.c_int64.from_address(message + 8).value)
+    return 0
+
+
+SLEEP_TENTHS = PLAIN(sleep_tenths)
+
+
 def endless(message, reply, state):
     while state.count >= 0:
         state.count = (state.count * 5 + message.a) & 0xFFFF

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import handlers_for_tests as h
@@ -88,3 +89,44 @@ def test_messages_that_are_dropped_are_counted_over_all_rings() -> None:
     assert kernel.dropped == 3 + 2
     kernel.close()
     assert kernel.dropped == 5
+
+
+# --- stalled rings -----------------------------------------------------------------------------
+def stuck_kernel(rings: int = 1, **arguments: object) -> RingKernel:
+    """A call of it with b > 0 takes so many tenths of a second."""
+    return RingKernel(
+        h.SLEEP_TENTHS, message=h.PAIR, device="cpu", stall_s=0.1, rings=rings, **arguments
+    )
+
+
+def test_a_stalled_ring_is_named_by_its_own_number_however_many_there_are() -> None:
+    seen: list[tuple[int, ...]] = []
+    with stuck_kernel(70, capacity=2, on_stall=lambda kernel, rings: seen.append(rings)) as kernel:
+        with pytest.raises(ringmem.TimeoutError):
+            kernel.call((0, 5), timeout_s=0.3, ring=66)
+        assert kernel.stalled == (66,)
+        assert seen == [(66,)]
+
+
+def test_the_watchdog_tells_on_after_a_callback_that_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[int, ...]] = []
+    raised: list[type[BaseException]] = []
+
+    def on_stall(kernel: RingKernel, rings: tuple[int, ...]) -> None:
+        seen.append(rings)
+        raise KeyError(rings)
+
+    monkeypatch.setattr(threading, "excepthook", lambda told: raised.append(told.exc_type))
+    with stuck_kernel(on_stall=on_stall) as kernel:
+        for _ in range(2):
+            kernel.call((0, 3))
+            kernel.call((0, 0))
+        assert seen == [(0,)] * 2
+        assert raised == [KeyError] * 2
+
+
+def test_a_callback_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match="on_stall=5 must be a callable"):
+        stuck_kernel(on_stall=5)

@@ -141,13 +141,14 @@ class RingKernel(KernelLife, Closing):
         self.spec = check_spec(
             message, reply, state, capacity, rings, workers, blocks, deadline_s, parallel
         )
-        self.settings = KernelSettings(heartbeat_timeout_s, stall_s, dead_letters, isolated)
+        self.settings = KernelSettings(
+            heartbeat_timeout_s, stall_s, dead_letters, isolated, on_stall
+        )
         self.device = default_device() if device is None else Device(device)
         self._backend = backend_for(self.device, isolated)
         self._error = None
         self._watch = None
         self._stalls = None
-        self._on_stall = on_stall
         self._aio: AsyncKernel | None = None
         self._aio_lock = threading.Lock()  # not that of the life, which start and drain hold long
         with contextlib.ExitStack() as undo:
