@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
+from pathlib import Path
 
 import handlers_for_tests as h
 import numpy as np
@@ -130,3 +132,14 @@ def test_the_watchdog_tells_on_after_a_callback_that_raised(
 def test_a_callback_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidValueError, match="on_stall=5 must be a callable"):
         stuck_kernel(on_stall=5)
+
+
+# --- memory ------------------------------------------------------------------------------------
+def test_a_kernel_with_large_rings_takes_memory_as_they_fill() -> None:
+    def resident_nbytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident_nbytes()
+    with h.native_echo(capacity=1 << 22) as kernel:  # 256 MiB each way
+        assert h.first(kernel.call(h.message(1), timeout_s=5)) == 4
+        assert resident_nbytes() - before < 1 << 26
