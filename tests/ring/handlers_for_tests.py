@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
+import ringmem
 from ringmem import NativeHandler
 from ringmem.native import _native
 from ringmem.ring import RingKernel
@@ -78,3 +83,13 @@ def message(number: int) -> np.void:
 
 def first(reply: np.void) -> int:
     return int(reply["words"][0])
+
+
+def run_script(text: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    here = str(Path(__file__).parent)
+    source = str(Path(ringmem.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, here])}
+    return subprocess.run(
+        [sys.executable, "-c", text],
+        env=environment, capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip

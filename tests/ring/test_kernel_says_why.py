@@ -143,3 +143,20 @@ def test_a_kernel_with_large_rings_takes_memory_as_they_fill() -> None:
     with h.native_echo(capacity=1 << 22) as kernel:  # 256 MiB each way
         assert h.first(kernel.call(h.message(1), timeout_s=5)) == 4
         assert resident_nbytes() - before < 1 << 26
+
+
+# --- the end of the interpreter ----------------------------------------------------------------
+def test_a_python_handler_that_never_returns_does_not_abort_the_interpreter() -> None:
+    script = """
+import contextlib, ctypes, ringmem
+@ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3)
+def endless(message, reply, state):
+    while True:
+        pass
+kernel = ringmem.RingKernel(endless, message="u8", device="cpu", stall_s=60)
+kernel.start()
+with contextlib.suppress(ringmem.TimeoutError):
+    kernel.call(1, timeout_s=0.1)
+"""
+    done = h.run_script(script)
+    assert (done.returncode, done.stderr) == (0, "")
