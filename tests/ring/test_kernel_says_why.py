@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import handlers_for_tests as h
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 import ringmem
-from ringmem import ClosedError, InvalidValueError, KernelFailedError, RingKernel
+from ringmem import ClosedError, InvalidValueError, KernelFailedError, NativeHandler, RingKernel
+from ringmem.native import _native
 from ringmem.ring import KernelState
 
 
@@ -160,3 +162,45 @@ with contextlib.suppress(ringmem.TimeoutError):
 """
     done = h.run_script(script)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- state -------------------------------------------------------------------------------------
+def counting(**arguments: object) -> RingKernel:
+    return RingKernel(
+        NativeHandler(_native.echo_handler(7)),
+        message=h.ECHO, state=h.COUNTER, device="cpu", **arguments,
+    )  # fmt: skip
+
+
+def damaged_files(folder: Path) -> Iterator[Path]:
+    np.savez(folder / "good.npz", state=np.zeros(1, h.COUNTER))
+    good = (folder / "good.npz").read_bytes()
+    for name, content in {"cut": good[:-30], "empty": b"", "garbage": b"\x93 no file"}.items():
+        (folder / name).write_bytes(content)
+        yield folder / name
+    np.savez(folder / "other.npz", states=np.zeros(1, h.COUNTER))
+    yield folder / "other.npz"
+    np.save(folder / "array.npy", np.zeros(1, h.COUNTER))
+    yield folder / "array.npy"
+
+
+def test_a_damaged_state_file_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
+    with counting(initial_state=(1, 2)) as kernel:
+        kernel.pause()
+        for path in damaged_files(tmp_path):
+            with pytest.raises(InvalidValueError, match=f"path='{path}' is no file that save"):
+                kernel.load(path)
+        with pytest.raises(FileNotFoundError):
+            kernel.load(tmp_path / "none.npz")
+        assert kernel.read_state().item() == (1, 2)
+
+
+def test_more_than_one_record_is_no_state() -> None:
+    with counting(rings=2) as kernel:
+        kernel.pause()
+        with pytest.raises(InvalidValueError, match="has 2 records; a ring has one"):
+            kernel.write_state([(1, 2), (3, 4)])
+        kernel.write_state([(1, 2)], ring=1)
+        assert kernel.read_state(1).item() == (1, 2)
+    with pytest.raises(InvalidValueError, match="has 2 records"):
+        counting(rings=2, initial_state=[(1, 2), (3, 4)])

@@ -81,7 +81,7 @@ class RingKernel(KernelLife, Closing):
     parallel : {None, "warp", "block"}
         Who shares a message: the handler then takes ``(message, reply, state, lane, lanes)``.
     initial_state : array-like, optional
-        State of each ring before the first message; default zeros.
+        State of every ring before the first message; default zeros.
     spin_us : float, default 50
         How long a wait spins before it parks (:attr:`Producer.spin_us`).
 
@@ -163,8 +163,12 @@ class RingKernel(KernelLife, Closing):
         self._state = KernelState.NEW
         _live.add(self)
         if initial_state is not None:
-            for ring in range(self.spec.rings):
-                self.write_state(initial_state, ring)
+            try:
+                for ring in range(self.spec.rings):
+                    self.write_state(initial_state, ring)
+            except BaseException:
+                self.close()
+                raise
 
     # --- where it stands -------------------------------------------------------------------------
 
