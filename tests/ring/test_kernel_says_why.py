@@ -204,3 +204,24 @@ def test_more_than_one_record_is_no_state() -> None:
         assert kernel.read_state(1).item() == (1, 2)
     with pytest.raises(InvalidValueError, match="has 2 records"):
         counting(rings=2, initial_state=[(1, 2), (3, 4)])
+
+
+# --- arguments ---------------------------------------------------------------------------------
+def test_call_takes_its_timeout_by_position_as_well() -> None:
+    with h.native_echo() as kernel:
+        assert h.first(kernel.call(h.message(1), 5.0)) == 4
+        assert h.first(kernel.call(h.message(1), None)) == 4
+        with pytest.raises(InvalidValueError, match="timeout_s=-1"):
+            kernel.call(h.message(1), -1)
+        with pytest.raises(TypeError, match="timeout_s twice"):
+            kernel.call(h.message(1), 5.0, timeout_s=5.0)
+        with pytest.raises(TypeError, match="one message and a timeout_s"):
+            kernel.call(h.message(1), 5.0, 0)
+        kernel.pause()
+        with pytest.raises(ringmem.TimeoutError):
+            kernel.call(h.message(1), 0.05)
+
+
+def test_a_ring_number_of_any_size_is_refused_alike() -> None:
+    with h.native_echo() as kernel, pytest.raises(InvalidValueError, match="must be 0 to 0"):
+        kernel.call(h.message(1), ring=2**70)

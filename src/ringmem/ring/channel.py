@@ -70,8 +70,8 @@ class Messaging:
     def call(
         self,
         message: Any,
-        *,
         timeout_s: float | None = None,
+        *,
         ring: int = 0,
         out: npt.NDArray[Any] | None = None,
     ) -> Any:
