@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -53,21 +54,46 @@ def test_histogram_becomes_bars_and_a_picture(result: dict, tmp_path: Path) -> N
     assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_wrong_word_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def off_by_one(message, reply, state):
-        for i in range(7):
-            reply.words[i] = message.words[i] * 3 + i + (2 if i == 3 else 1)
-        return 0
+def off_by_one(message, reply, state):
+    for i in range(7):
+        reply.words[i] = message.words[i] * 3 + i + (2 if i == 3 else 1)
+    return 0
 
+
+def test_wrong_word_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bench_ring._ECHOES, 7, off_by_one)
     bench = bench_ring._Bench(bench_ring.Device("cpu"), 1000, 1)
     with bench._kernel(56, python=True) as kernel:
         bench._round_trips(kernel, 10)
         bench._stream(kernel, 8)
-    assert bench.wrong_words == 10 + 2 * 1000
+        assert bench.wrong_words == 10 + 2 * 1000
+        bench._calls(kernel)
+        assert bench.wrong_words == 10 + 3 * 1000
+        bench._batches(kernel)
+        assert bench.wrong_words == 10 + 3 * 1000 + 1000 // 512 * 512
+
+
+@pytest.mark.slow
+def test_a_wrong_word_of_an_awaited_reply_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench_ring._ECHOES, 7, off_by_one)
+    bench = bench_ring._Bench(bench_ring.Device("cpu"), 1000, 1)
+    monkeypatch.setattr(bench, "_kernel", functools.partial(bench._kernel, python=True))
+    bench.asyncio()
+    assert bench.wrong_words == bench.verified == 4 * 250 + 4 * 20 * 1000
 
 
 def test_wrong_input_exits_with_2() -> None:
     ran = runner.invoke(app, ["bench", "ring", "--device", "abacus"])
     assert ran.exit_code == 2
     assert "abacus" in ran.stderr
+
+
+def test_a_picture_that_has_no_place_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(bench_ring, "run", lambda *arguments: pytest.fail("it was measured"))
+    plot = tmp_path / "nowhere" / "x.png"
+    ran = runner.invoke(app, ["bench", "ring", "--device", "cpu", "--plot", str(plot)])
+    assert ran.exit_code == 2
+    assert "nowhere is no directory" in ran.stderr.replace("\n", "")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
+import ringmem
 from ringmem import NativeHandler
 from ringmem.native import _native
 from ringmem.ring import RingKernel
@@ -42,6 +47,15 @@ def sleep_a_second(message: int, reply: int, state: int) -> int:
 SLEEP_A_SECOND = PLAIN(sleep_a_second)
 
 
+def sleep_tenths(message: int, reply: int, state: int) -> int:
+    """Sleeps tenths of a second, as many as `PAIR.b` says."""
+    time.sleep(0.1 * ctypes.c_int64.from_address(message + 8).value)
+    return 0
+
+
+SLEEP_TENTHS = PLAIN(sleep_tenths)
+
+
 def endless(message, reply, state):
     while state.count >= 0:
         state.count = (state.count * 5 + message.a) & 0xFFFF
@@ -69,3 +83,13 @@ def message(number: int) -> np.void:
 
 def first(reply: np.void) -> int:
     return int(reply["words"][0])
+
+
+def run_script(text: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    here = str(Path(__file__).parent)
+    source = str(Path(ringmem.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, here])}
+    return subprocess.run(
+        [sys.executable, "-c", text],
+        env=environment, capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip

@@ -143,6 +143,15 @@ def test_what_was_not_flushed_has_not_arrived():
             bridge.recv(timeout_s=0.01)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+@pytest.mark.parametrize("timeout_s", [float("nan"), -1, "x"])
+def test_a_timeout_that_is_no_time_is_refused(strategy, timeout_s):
+    with RingBufferBridge(MESSAGE, 8, "cpu", strategy=strategy) as bridge:
+        with pytest.raises(InvalidValueError, match=f"timeout_s={timeout_s!r} must be seconds"):
+            bridge.recv(timeout_s=timeout_s)
+        assert len(bridge.recv()) == 0
+
+
 def test_an_async_flush_does_not_wait_and_keeps_the_streams_order():
     with ringmem.simulate(latency_s=0.1) as simulation:
         device = simulation.devices[0]

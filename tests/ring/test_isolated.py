@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import ringmem
-from ringmem import InvalidValueError, KernelFailedError, RingKernel
+from ringmem import InvalidValueError, KernelFailedError, NativeHandler, RingKernel
+from ringmem.native import _native
 from ringmem.ring import KernelState
 
 
@@ -134,3 +135,34 @@ if __name__ == "__main__":
     parent.wait()
     parent.stdout.close()
     wait_for_end(pid)
+
+
+def test_an_address_of_this_process_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match="is an address of this process"):
+        isolated(NativeHandler(_native.echo_handler(2)))
+
+
+def test_a_handler_typed_into_the_interpreter_is_refused() -> None:
+    done = h.run_script("""
+import ringmem
+def handler(message, reply, state):
+    return 0
+try:
+    ringmem.RingKernel(handler, message="u8", device="cpu", isolated=True)
+except ringmem.InvalidValueError as error:
+    print(error)
+""")
+    assert "give a function of an importable module" in done.stdout, done.stderr
+
+
+def test_a_script_that_is_no_module_is_told_what_it_lacks(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("""
+import ringmem
+from handlers_for_tests import add, PAIR, TOTAL
+ringmem.RingKernel(add, message=PAIR, reply=TOTAL, device="cpu", isolated=True)
+""")
+    done = h.run_script(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
+    assert done.returncode == 1
+    assert "below if __name__ == '__main__':" in done.stderr
+    assert "AssertionError" not in done.stderr

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import os
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -574,16 +571,6 @@ def test_bad_arguments_are_refused_before_anything_runs(arguments: dict, match: 
 
 
 # --- processes ---------------------------------------------------------------------------------
-def run_script(text: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    here = str(Path(__file__).parent)
-    source = str(Path(ringmem.__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, here])}
-    return subprocess.run(
-        [sys.executable, "-c", text],
-        env=environment, capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
-
-
 SETUP = """
 import os, sys, signal, time
 import numpy as np
@@ -597,12 +584,12 @@ kernel.call(np.zeros(1, message), timeout_s=5)
 
 
 def test_interpreter_exit_ends_a_running_kernel() -> None:
-    done = run_script(SETUP + "print('end')")
+    done = h.run_script(SETUP + "print('end')")
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 
 def test_ctrl_c_interrupts_a_waiting_call_and_leaves_a_usable_kernel() -> None:
-    done = run_script(
+    done = h.run_script(
         SETUP
         + """
 import threading
@@ -619,7 +606,7 @@ except KeyboardInterrupt:
 
 
 def test_forked_child_is_refused_and_does_not_disturb_the_parent() -> None:
-    done = run_script(
+    done = h.run_script(
         SETUP
         + """
 pid = os.fork()

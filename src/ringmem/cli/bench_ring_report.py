@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 from ringmem.native.errors import InvalidValueError
 
-__all__ = ["plot", "show"]
+__all__ = ["check_plot", "plot", "show"]
 
 _BAR = 48
 
@@ -90,18 +91,30 @@ def bars(histogram: dict[str, list[float]]) -> list[str]:
     ]
 
 
+def check_plot(path: Path) -> None:
+    """Refuse, before anything is measured, what :func:`plot` cannot do.
+
+    Raises
+    ------
+    InvalidValueError
+        matplotlib is not installed, or the file's directory is not there.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidValueError("--plot needs matplotlib: pip install 'ringmem[plot]'")
+    if not path.parent.is_dir():
+        raise InvalidValueError(f"--plot {path}: {path.parent} is no directory; make it first")
+
+
 def plot(result: dict[str, Any], path: Path) -> None:
     """Draw the histogram of a round trip of 56 bytes into a file, by matplotlib.
 
     Raises
     ------
     InvalidValueError
-        matplotlib is not installed, or does not know the kind of file.
+        matplotlib does not know the kind of file, or cannot write it.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InvalidValueError("--plot needs matplotlib: pip install 'ringmem[plot]'") from None
+    from matplotlib.figure import Figure
+
     histogram = result["histogram"]
     edges, counts = histogram["edges_us"], histogram["counts"]
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -117,5 +130,5 @@ def plot(result: dict[str, Any], path: Path) -> None:
     axes.set_title(f"{result['device']}: {result['product_name']}")
     try:
         figure.savefig(path)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise InvalidValueError(f"--plot {path}: {error}") from None

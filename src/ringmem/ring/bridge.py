@@ -22,6 +22,7 @@ from ringmem.native.errors import (
     TimeoutError,  # noqa: A004 - the field's word
 )
 from ringmem.ring.bridge_memory import DeviceRing, Direction
+from ringmem.ring.endpoints import check_timeout
 from ringmem.ring.slots import message_dtype
 from ringmem.ring.strategies import Async, DmaPolling, Strategy, Unified, choose_strategy
 
@@ -186,10 +187,13 @@ class RingBufferBridge(Closing):
         ------
         TimeoutError
             None arrived in time. With a copying strategy they arrive by :meth:`flush_to_host`.
+        InvalidValueError
+            `timeout_s` is no time.
         CorruptedError
             The device wrote a message that does not belong there.
         """
         self._check()
+        check_timeout(timeout_s)
         limit = self.capacity if max is None else max
         mover = self._out.mover
         if mover is None:

@@ -61,14 +61,17 @@ class Messaging:
         self._caller.settle(ring)
         return consumer
 
+    def _check_waiting(self) -> None:
+        raise NotImplementedError
+
     def _unread(self) -> int:
         return sum(int(self._caller.unread(ring)) for ring in range(len(self._pairs)))
 
     def call(
         self,
         message: Any,
-        *,
         timeout_s: float | None = None,
+        *,
         ring: int = 0,
         out: npt.NDArray[Any] | None = None,
     ) -> Any:
@@ -109,7 +112,9 @@ class Messaging:
         held, then :attr:`spin_us` without it, then parks.
         """
         self._pair(ring)
-        raise ClosedError(f"the kernel is {self._state.value}; start() it first")
+        self._check_waiting()
+        how = "not up yet" if self._state is KernelState.LAUNCHED else "told to end"
+        raise ClosedError(f"the kernel is {self._state.value} and {how}; it takes no calls")
 
     def send(self, batch: npt.ArrayLike, timeout_s: float | None = None, *, ring: int = 0) -> int:
         """Copy messages to the kernel: :meth:`Producer.send` of a ring."""
@@ -157,6 +162,11 @@ class Messaging:
     ) -> int:
         """Wait for replies and copy them into `out`: :meth:`Consumer.recv_into` of a ring."""
         return self._receiving(ring).recv_into(out, timeout_s, statuses)
+
+    @property
+    def dropped(self) -> int:
+        """Messages of all rings that ``full="drop"`` gave up for want of room, over their life."""
+        return sum(pair.producer.dropped for pair in self._pairs)
 
     def unread(self, ring: int = 0) -> int:
         """Return how many messages of a ring were sent whose replies were not read."""

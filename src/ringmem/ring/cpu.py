@@ -7,6 +7,7 @@ missing, a Python function that the thread calls with the GIL.
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -165,13 +166,12 @@ class CpuBackend:
 
         def call(message: int, reply: int, state: int) -> int:
             try:
-                return int(
-                    function(
-                        view(message, spec.message),
-                        view(reply, spec.reply),
-                        view(state, spec.state),
-                    )
+                status = function(
+                    view(message, spec.message),
+                    view(reply, spec.reply),
+                    view(state, spec.state),
                 )
+                return int(status) if isinstance(status, np.bool_) else operator.index(status)
             except BaseException as error:
                 self._failure = error
                 self._native.fault(self._rings[state])

@@ -5,6 +5,7 @@ The protocol itself is native. Here are the views, the policies and the words of
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -15,7 +16,7 @@ from ringmem.native.closing import Closing
 from ringmem.native.errors import InvalidValueError
 from ringmem.ring.slots import Slots
 
-__all__ = ["Consumer", "Full", "Producer"]
+__all__ = ["Consumer", "Full", "Producer", "check_timeout"]
 
 Full = Literal["wait", "refuse", "drop"]
 """What a producer does when the ring is full: wait for room, accept what fits, or accept what fits
@@ -26,6 +27,14 @@ def _count(name: str, value: int) -> int:
     if value < 0:
         raise InvalidValueError(f"{name}={value} must not be negative")
     return int(value)
+
+
+def check_timeout(timeout_s: float | None) -> None:
+    """Refuse what is neither None nor seconds from 0 on: a wait until nan would never end."""
+    if timeout_s is not None and not (isinstance(timeout_s, Real) and timeout_s >= 0):
+        raise InvalidValueError(
+            f"timeout_s={timeout_s!r} must be seconds from 0 on, or None to wait for good"
+        )
 
 
 class _Endpoint(Closing):

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _CACHED_ALONE = b"code"  # first bytes of a cached CPU handler
+_RULES = 2  # of what is refused, in the cache's keys: entries of other rules are not taken
 CHECKED_FOR = (9, 0)  # the architecture that a CPU handler is also compiled for, to see that it can
 
 
@@ -105,7 +106,7 @@ class CpuHandler:
     address: int | None
     keep_alive: Any
     arguments: int
-    python: Callable[[Any, Any, Any], int]
+    python: Callable[[Any, Any, Any], Any]
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ def _cpu_key(function: types.FunctionType, *dtypes: np.dtype[Any] | None) -> str
     versions = [cache.version_of(name) for name in ("numba", "llvmlite", "numpy", "numba-cuda")]
     described = [None if dtype is None else (dtype.descr, dtype.itemsize) for dtype in dtypes]
     return cache.key_of(
-        "cpu", content, described, versions, sys.version_info[:3], object_code.cpu_name()
+        "cpu", _RULES, content, described, versions, sys.version_info[:3], object_code.cpu_name()
     )
 
 
@@ -249,6 +250,7 @@ def _compile_cpu(
         )
         return None, function
     compiled = numba_handlers.compile_for_cpu(function, message, reply, state)
+    numba_handlers.require_int_status(function, message, reply, state)
     if numba_handlers.why_not_cuda() is None:
         # Where Numba's CUDA side is broken nothing is known, so nothing is refused.
         with contextlib.suppress(NotSupportedError):
@@ -267,12 +269,12 @@ def _say_once(text: str) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
-def _plain_python(function: types.FunctionType) -> Callable[[Any, Any, Any], int]:
+def _plain_python(function: types.FunctionType) -> Callable[[Any, Any, Any], Any]:
     count = function.__code__.co_argcount
 
-    def call(message: Any, reply: Any, state: Any) -> int:
+    def call(message: Any, reply: Any, state: Any) -> Any:
         with np.errstate(all="ignore"):  # NumPy's error model, without its warnings
-            return int(function(*(message, reply, state, 0, 1)[:count]))
+            return function(*(message, reply, state, 0, 1)[:count])
 
     return call
 
@@ -324,7 +326,7 @@ def _compile_cuda_python(
         versions = [cache.version_of(name) for name in ("numba", "numba-cuda", "numpy")]
         described = [None if dtype is None else (dtype.descr, dtype.itemsize) for dtype in dtypes]
         key = cache.key_of(
-            "ltoir", content, described, versions, _nvvm_version(), compute_capability
+            "ltoir", _RULES, content, described, versions, _nvvm_version(), compute_capability
         )
         entry = cache.load(key)
         if entry is not None:
@@ -339,6 +341,7 @@ def _compile_cuda_python(
             "(CudaSource)"
         )
     code = numba_handlers.compile_for_cuda(function, *dtypes, compute_capability)
+    numba_handlers.require_int_status(function, *dtypes)
     if key is not None:
         cache.store(key, code)
     return code

@@ -64,6 +64,11 @@ class IsolatedBackend:
 
     def prepare(self, handler: Any, spec: KernelSpec) -> None:
         """Start the child and let it compile."""
+        if isinstance(getattr(handler, "address", None), int):
+            raise InvalidValueError(
+                f"handler={handler!r:.80} is an address of this process, where isolated=True does "
+                "not run it; give a function of an importable module"
+            )
         try:
             pickle.dumps(handler)
         except Exception as error:
@@ -73,15 +78,23 @@ class IsolatedBackend:
             ) from error
         context = multiprocessing.get_context("spawn")
         self._pipe, childs = context.Pipe()
-        self._process = context.Process(
+        process = context.Process(
             target=_serve,
             args=(childs, self._device.name),
             name="ringmem-kernel",
             daemon=True,
         )
-        self._process.start()
+        process.start()
+        self._process = process
         childs.close()
-        self._ask("prepare", handler, spec)
+        try:
+            self._ask("prepare", handler, spec)
+        except KernelFailedError as error:
+            raise KernelFailedError(
+                f"{error}; a script that starts an isolated kernel does so below "
+                "if __name__ == '__main__':, as the child imports it",
+                error.reason,
+            ) from None
 
     def start(self, pairs: Sequence[PairAddresses]) -> None:
         """Let the child launch."""
@@ -240,8 +253,9 @@ def _serve(pipe: Connection, device: str) -> None:
             request, arguments = pipe.recv()
         except (EOFError, OSError):
             os._exit(0)  # also with a handler that never returns
-        except Exception as error:  # a handler that cannot be imported here
-            pipe.send((False, _portable(error)))
+        except Exception as error:
+            text = "the child of isolated=True cannot import the handler; give a function of an "
+            pipe.send((False, InvalidValueError(f"{text}importable module: {error}")))
             continue
         try:
             answer = (True, child.answer(request, arguments))

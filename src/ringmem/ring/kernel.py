@@ -26,7 +26,7 @@ from ringmem.native.layouts import ControlBlock
 from ringmem.ring.aio import AsyncKernel
 from ringmem.ring.backend import Parallel
 from ringmem.ring.backends import backend_for
-from ringmem.ring.endpoints import Full
+from ringmem.ring.endpoints import Full, check_timeout
 from ringmem.ring.kernel_life import KernelLife
 from ringmem.ring.lifecycle import KernelEvent, KernelState, next_state
 from ringmem.ring.pairs import make_pairs, plan_pair
@@ -46,7 +46,8 @@ class RingKernel(KernelLife, Closing):
     ----------
     handler : function, str, NativeHandler, ctypes function, or what the device's compiler takes
         ``(message, reply, state) -> int status``, called for each message. A status other than 0
-        sends a copy of the message to the dead letters. `reply` is zeroed before.
+        sends a copy of the message to the dead letters; of a wide integer its low 32 bits count.
+        `reply` is zeroed before.
     message, reply, state : dtype-like
         Of one message, its reply (default: as `message`) and, one a ring, the handler's state.
         Up to 56 bytes of a message or reply cost one line of 64.
@@ -61,7 +62,7 @@ class RingKernel(KernelLife, Closing):
     blocks : int, default 1
         Blocks that serve one ring (CUDA).
     full : {"wait", "refuse", "drop"}
-        What :meth:`send` and :meth:`reserve` do when a ring is full.
+        What :meth:`send` and :meth:`reserve` do when a ring is full; :attr:`dropped` counts.
     deadline_s : float, optional
         The kernel ends itself so long after its start, whatever happens.
     heartbeat_timeout_s : float or None, default 5
@@ -80,7 +81,7 @@ class RingKernel(KernelLife, Closing):
     parallel : {None, "warp", "block"}
         Who shares a message: the handler then takes ``(message, reply, state, lane, lanes)``.
     initial_state : array-like, optional
-        State of each ring before the first message; default zeros.
+        State of every ring before the first message; default zeros.
     spin_us : float, default 50
         How long a wait spins before it parks (:attr:`Producer.spin_us`).
 
@@ -140,13 +141,14 @@ class RingKernel(KernelLife, Closing):
         self.spec = check_spec(
             message, reply, state, capacity, rings, workers, blocks, deadline_s, parallel
         )
-        self.settings = KernelSettings(heartbeat_timeout_s, stall_s, dead_letters, isolated)
+        self.settings = KernelSettings(
+            heartbeat_timeout_s, stall_s, dead_letters, isolated, on_stall
+        )
         self.device = default_device() if device is None else Device(device)
         self._backend = backend_for(self.device, isolated)
         self._error = None
         self._watch = None
         self._stalls = None
-        self._on_stall = on_stall
         self._aio: AsyncKernel | None = None
         self._aio_lock = threading.Lock()  # not that of the life, which start and drain hold long
         with contextlib.ExitStack() as undo:
@@ -161,8 +163,12 @@ class RingKernel(KernelLife, Closing):
         self._state = KernelState.NEW
         _live.add(self)
         if initial_state is not None:
-            for ring in range(self.spec.rings):
-                self.write_state(initial_state, ring)
+            try:
+                for ring in range(self.spec.rings):
+                    self.write_state(initial_state, ring)
+            except BaseException:
+                self.close()
+                raise
 
     # --- where it stands -------------------------------------------------------------------------
 
@@ -202,6 +208,7 @@ class RingKernel(KernelLife, Closing):
         TimeoutError
             It did not come up; the launch is taken back.
         """
+        check_timeout(timeout_s)
         with self._lock:
             self._require_process()
             self._refresh()
@@ -223,6 +230,7 @@ class RingKernel(KernelLife, Closing):
         TimeoutError
             A handler did not return in time; the request stands.
         """
+        check_timeout(timeout_s)
         with self._lock:
             self._require_running()
             state = next_state(self._state, KernelEvent.PAUSE)
@@ -252,6 +260,7 @@ class RingKernel(KernelLife, Closing):
         KernelFailedError, CorruptedError
             It ended by itself before.
         """
+        check_timeout(timeout_s)
         with self._lock:
             self._require_process()
             self._refresh()
@@ -282,6 +291,7 @@ class RingKernel(KernelLife, Closing):
         TimeoutError
             A handler does not return. Only the end of its process can end it.
         """
+        check_timeout(timeout_s)
         with self._lock:
             self._require_process()
             self._refresh()

@@ -32,14 +32,12 @@ class KernelLife(StateAccess):
     _error: BaseException | None
     _watch: Any
     _stalls: StallWatcher | None
-    _on_stall: Callable[[Any, tuple[int, ...]], object] | None
 
     @property
     def stalled(self) -> tuple[int, ...]:
         """The rings that make no progress although messages wait."""
         watch = self._watch
-        bits = 0 if watch is None else int(watch.stalled())
-        return tuple(ring for ring in range(self.spec.rings) if bits >> min(ring, 62) & 1)
+        return () if watch is None else tuple(watch.stalled())
 
     def _launch(self, timeout_s: float) -> None:
         self._error = None
@@ -50,7 +48,7 @@ class KernelLife(StateAccess):
             _native.kernel_reset(pair.raw, beat_ms)
         raw = [pair.raw for pair in self._pairs]
         self._watch = _native.KernelWatch(raw, self.settings.stall_s)
-        self._stalls = StallWatcher(self, self._watch, self._on_stall)
+        self._stalls = StallWatcher(self, self._watch, self.settings.on_stall)
         self._backend.start([pair.addresses for pair in self._pairs])
         self._wait(
             lambda: all(p.control.active or p.control.has_terminated for p in self._pairs),
@@ -64,7 +62,7 @@ class KernelLife(StateAccess):
         with contextlib.suppress(Exception):
             self._backend.join(1.0)
         self._end_watch()
-        self._error = error
+        self._error = error if isinstance(error, Exception) else None
         if self._state.running:
             self._go(KernelEvent.FAILED)
 
@@ -152,6 +150,8 @@ class KernelLife(StateAccess):
         """Called every 20 ms of a wait for messages or room: raises if waiting is hopeless."""
         self._refresh()
         self._raise_if_failed()
+        if self._state is KernelState.CLOSED:
+            raise ClosedError("the ring kernel is closed")
         if not self._state.running:
             raise ClosedError(f"the kernel is {self._state.value}; start() it first")
 

@@ -22,7 +22,15 @@ from ringmem.ring.handler_code import (
     references,
 )
 
-__all__ = ["ENTRY", "CpuCode", "compile_for_cpu", "compile_for_cuda", "why_not_cpu", "why_not_cuda"]
+__all__ = [
+    "ENTRY",
+    "CpuCode",
+    "compile_for_cpu",
+    "compile_for_cuda",
+    "require_int_status",
+    "why_not_cpu",
+    "why_not_cuda",
+]
 
 ENTRY = "ringmem_handler"  # the C name under which a loop calls its handler
 
@@ -135,6 +143,42 @@ def compile_for_cuda(
         raise _refused(function, error, "a GPU") from error
     del returned
     return bytes(code)
+
+
+def require_int_status(
+    function: python_types.FunctionType,
+    message: np.dtype[Any],
+    reply: np.dtype[Any],
+    state: np.dtype[Any] | None,
+) -> None:
+    """Refuse a handler that compiles and returns what is no integer: the cast would make 0 of 0.5.
+
+    Told by the types that Numba finds for the CPU. Where it finds none (intrinsics of CUDA),
+    nothing is refused.
+
+    Raises
+    ------
+    InvalidValueError
+        With file and line of the handler.
+    """
+    import numba
+    from numba import types
+
+    def helper(inner: python_types.FunctionType) -> Any:
+        return numba.njit(inner, error_model="numpy")
+
+    arguments = _signature(function, message, reply, state).args
+    bound = _rebind(function, helper, {})
+    try:
+        compiled = numba.njit(arguments, error_model="numpy")(bound)
+    except Exception:
+        return
+    returned = compiled.nopython_signatures[0].return_type
+    if not isinstance(returned, types.Integer | types.Boolean):
+        raise InvalidValueError(
+            f"{location_of(function)}: handler {function.__qualname__!r} returns {returned}; "
+            "it must return an int status, 0 for success"
+        )
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -54,6 +54,7 @@ class _Window:
     ptr: int
     nbytes: int
     owner: object
+    zeroed: bool = True  # as every backend allocates
 
 
 class Pair:

@@ -51,10 +51,11 @@ class Ring(Closing):
     def __init__(self, message: npt.DTypeLike, capacity: int, *, memory: Any = None) -> None:
         dtype = message_dtype(message)
         nbytes = self.nbytes_for(dtype, capacity)
+        zeroed = memory is None or getattr(memory, "zeroed", False) is True
         if memory is None:
             memory = _native.SharedMemory.create(nbytes)
         ptr, available, owner = _host_memory(memory)
-        _native.ring_format(ptr, available, capacity, dtype.itemsize)
+        _native.ring_format(ptr, available, capacity, dtype.itemsize, zeroed)
         self._open(dtype, ptr, available, owner)
 
     @classmethod

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +42,13 @@ class KernelSettings:
     stall_s: float
     dead_letters: int
     isolated: bool
+    on_stall: Callable[[Any, tuple[int, ...]], object] | None
 
     def __post_init__(self) -> None:
+        if self.on_stall is not None and not callable(self.on_stall):
+            raise InvalidValueError(
+                f"on_stall={self.on_stall!r:.80} must be a callable (kernel, rings), or None"
+            )
         if self.heartbeat_timeout_s is not None and not 0.1 <= self.heartbeat_timeout_s <= 4e6:
             raise InvalidValueError(
                 f"heartbeat_timeout_s={self.heartbeat_timeout_s} must be 0.1 to 4e6 seconds, or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 import weakref
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from ringmem.ring.kernel_life import KernelLife
 
 __all__ = ["StallWatcher"]
-
-_FORGOTTEN = (1 << 64) - 1  # the native watch was ended
 
 
 class StallWatcher:
@@ -32,17 +31,20 @@ class StallWatcher:
         self._thread.start()
 
     def _run(self) -> None:
-        known = 0
+        known: list[int] = []
         while True:
-            bits = int(self._watch.wait_for_change(known, 3600.0))
-            if bits == _FORGOTTEN:
+            stalled = self._watch.wait_for_change(known, 3600.0)
+            if stalled is None:  # the native watch was ended
                 return
-            new, known = bits & ~known, bits
+            new, known = set(stalled).difference(known), stalled
             kernel = self._kernel()
             if kernel is None:
                 return
             if new:
-                self._tell(kernel)
+                try:
+                    self._tell(kernel)
+                except Exception:  # the user's callback, or a warning made an error: tell, go on
+                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
             del kernel
 
     def _tell(self, kernel: KernelLife) -> None:

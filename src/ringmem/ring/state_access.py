@@ -63,6 +63,11 @@ class StateAccess(Messaging):
                 raise InvalidValueError(
                     f"state {value!r:.80} is not of the dtype {self.spec.state}: {error}"
                 ) from error
+            if self.spec.state is not None and record.size != 1:
+                raise InvalidValueError(
+                    f"state {value!r:.80} has {record.size} records; a ring has one, and "
+                    "write_state(value, ring) writes that of one ring"
+                )
             self._backend.write_state(ring, record)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -80,10 +85,19 @@ class StateAccess(Messaging):
         Raises
         ------
         InvalidValueError
-            The file holds states of another dtype or number of rings.
+            The file is damaged or none of :meth:`save`, or holds states of another dtype or number
+            of rings.
         """
-        with np.load(path, allow_pickle=False) as file:
-            states = file["state"]
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                states = file["state"]
+        except OSError:  # it is not there, or may not be read
+            raise
+        except Exception as error:  # of zip, pickle, NumPy: each has its own
+            raise InvalidValueError(
+                f"path={os.fspath(path)!r} is no file that save() wrote, or damaged: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         if states.dtype != self.spec.state or states.shape != (self.spec.rings,):
             raise InvalidValueError(
                 f"path={os.fspath(path)!r} holds {states.shape} states of {states.dtype}; this "

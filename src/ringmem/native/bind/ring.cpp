@@ -325,12 +325,12 @@ void bind_ring(nb::module_& m) {
       nb::arg("capacity"), nb::arg("message_nbytes"), "Bytes of a ring, header included.");
   m.def(
       "ring_format",
-      [](u64 ptr, u64 nbytes, u64 capacity, u64 message_nbytes) {
+      [](u64 ptr, u64 nbytes, u64 capacity, u64 message_nbytes, bool zeroed) {
         ring::format(reinterpret_cast<void*>(ptr), nbytes,
-                     ring::make_geometry(capacity, message_nbytes));
+                     ring::make_geometry(capacity, message_nbytes), zeroed);
       },
       nb::arg("ptr"), nb::arg("nbytes"), nb::arg("capacity"), nb::arg("message_nbytes"),
-      "Make an empty ring of memory at a multiple of 128 bytes.");
+      nb::arg("zeroed"), "Make an empty ring of memory at a multiple of 128 bytes.");
   m.def(
       "ring_geometry",
       [](u64 ptr, u64 nbytes) {

@@ -225,7 +225,7 @@ AsyncChannel& channel_of(AsyncCaller& caller, PyObject* const* args, Py_ssize_t 
     PyErr_SetString(PyExc_TypeError, "call(message, *, ring=0)");
     throw nb::python_error();
   }
-  const Py_ssize_t ring = keywords == 1 ? PyNumber_AsSsize_t(args[1], PyExc_IndexError) : 0;
+  const Py_ssize_t ring = keywords == 1 ? PyNumber_AsSsize_t(args[1], nullptr) : 0;
   if (ring == -1 && PyErr_Occurred()) throw nb::python_error();
   if (ring < 0 || static_cast<std::size_t>(ring) >= caller.channels.size()) {
     throw InvalidValue("ring=" + std::to_string(ring) + " must be 0 to " +

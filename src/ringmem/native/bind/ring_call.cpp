@@ -30,11 +30,15 @@ struct Arguments {
   PyObject* out = nullptr;
 };
 
-// (message, *, timeout_s=None, ring=0, out=None); false with a Python error set.
+// (message, timeout_s=None, *, ring=0, out=None); false with a Python error set.
 bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, Arguments* parsed) {
-  if (nargs != 1) {
-    PyErr_Format(PyExc_TypeError, "call() takes one message, %zd were given", nargs);
-    return false;
+  if (nargs != 1) [[unlikely]] {
+    if (nargs != 2) {
+      PyErr_Format(PyExc_TypeError,
+                   "call() takes one message and a timeout_s by position, %zd were given", nargs);
+      return false;
+    }
+    if (args[1] != Py_None) parsed->timeout = args[1];
   }
   parsed->message = args[0];
   const Py_ssize_t keywords = kwnames != nullptr ? PyTuple_GET_SIZE(kwnames) : 0;
@@ -45,6 +49,10 @@ bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, Arguments
       return name == known || PyUnicode_Compare(name, known) == 0;
     };
     if (is(name_timeout)) {
+      if (nargs == 2) {
+        PyErr_SetString(PyExc_TypeError, "call() got timeout_s twice");
+        return false;
+      }
       parsed->timeout = value == Py_None ? nullptr : value;
     } else if (is(name_ring)) {
       parsed->ring = value;
@@ -60,7 +68,7 @@ bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, Arguments
 
 CallChannel& channel_of(Caller& caller, PyObject* ring) {
   if (ring == nullptr) return *caller.channels[0];
-  const Py_ssize_t index = PyNumber_AsSsize_t(ring, PyExc_IndexError);
+  const Py_ssize_t index = PyNumber_AsSsize_t(ring, nullptr);  // clips
   if (index == -1 && PyErr_Occurred()) throw nb::python_error();
   if (index < 0 || static_cast<std::size_t>(index) >= caller.channels.size()) {
     throw InvalidValue("ring=" + std::to_string(index) + " must be 0 to " +

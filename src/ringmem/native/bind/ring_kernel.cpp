@@ -1,6 +1,7 @@
 // Python's side of CPU ring kernels and of the watchdog. Nothing here is on the path of a message.
 #include "ring/cpu_kernel.hpp"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -65,11 +66,12 @@ class Watched {
     if (!open_.exchange(false)) return;
     if (generation_ == fork_generation()) ring::Watchdog::instance().forget(id_);
   }
-  u64 stalled() const {
-    return open_ && generation_ == fork_generation() ? ring::Watchdog::instance().stalled(id_)
-                                                           : 0;
+  ring::Watchdog::Rings stalled() const {
+    if (!open_ || generation_ != fork_generation()) return {};
+    return ring::Watchdog::instance().stalled(id_);
   }
-  u64 wait_for_change(u64 known, double timeout_s) const {
+  std::optional<ring::Watchdog::Rings> wait_for_change(const ring::Watchdog::Rings& known,
+                                                       double timeout_s) const {
     const auto timeout = nanoseconds(timeout_s);
     nb::gil_scoped_release release;
     return ring::Watchdog::instance().wait_for_change(id_, known, timeout);

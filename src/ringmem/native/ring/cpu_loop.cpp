@@ -69,7 +69,7 @@ void CpuLoop::take_over() noexcept {
   output_.retract(next_, std::min(capacity - (next_ - output_head_), streamed_lines));
 }
 
-void CpuLoop::run() noexcept {
+void CpuLoop::run() {
   start_ns_ = beat_ns_ = busy_ns_ = now_ns();
   beat_ = load(pair_.control->heartbeat);
   store(pair_.control->active, u32{1});
@@ -128,7 +128,7 @@ bool CpuLoop::drained() noexcept {
 }
 
 // Answers the messages that are there, at most `batch`; returns how many.
-u64 CpuLoop::handle_ready() noexcept {
+u64 CpuLoop::handle_ready() {
   if (input_.state(next_) == Slots::SlotState::pending) return 0;
   const u64 seen_ns = now_ns();
   u64 done = 0;
@@ -153,7 +153,7 @@ bool CpuLoop::guards_hold() const noexcept {
 }
 
 // Answers message `next_`, if it is there and its answer has room.
-bool CpuLoop::take_one() noexcept {
+bool CpuLoop::take_one() {
   const auto state = input_.state(next_);
   if (state == Slots::SlotState::corrupted) reason_ = EndReason::corrupted;
   if (state != Slots::SlotState::ready || !has_room()) return false;
@@ -217,7 +217,7 @@ bool CpuLoop::has_room() noexcept {
   return next_ - output_head_ < capacity;
 }
 
-i32 CpuLoop::call(const Line* from, void* reply) noexcept {
+i32 CpuLoop::call(const Line* from, void* reply) {
   auto* message = reinterpret_cast<std::byte*>(message_.data());
   unpack(message, from, input_.view.geometry.message_nbytes);
   const Geometry& out = output_.view.geometry;

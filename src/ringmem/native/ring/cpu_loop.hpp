@@ -27,7 +27,9 @@ class CpuLoop {
           const std::atomic<bool>& fault, u64 deadline_ns);
 
   // Until it is told to leave. The last thing it stores anywhere is has_terminated.
-  void run() noexcept;
+  // What calls the handler is not noexcept: at the end of the interpreter a thread in Python code is
+  // ended by pthread_exit, which unwinds it.
+  void run();
 
  private:
   using Slots = EndpointBase<Counters>;
@@ -36,12 +38,12 @@ class CpuLoop {
 
   Order look_at_control(u64 now) noexcept;
   bool drained() noexcept;
-  u64 handle_ready() noexcept;
+  u64 handle_ready();
   void take_over() noexcept;
-  bool take_one() noexcept;
+  bool take_one();
   bool has_room() noexcept;
   bool guards_hold() const noexcept;
-  i32 call(const Line* from, void* reply) noexcept;
+  i32 call(const Line* from, void* reply);
   void flush_staged() noexcept;
   void account(u64 done, u64 seen_ns) noexcept;
   void write_dead_letter(i32 status) noexcept;

@@ -47,9 +47,9 @@ Geometry make_geometry(u64 capacity, u64 message_nbytes) {
   return geometry;
 }
 
-RingView format(void* memory, std::size_t nbytes, const Geometry& geometry) {
+RingView format(void* memory, std::size_t nbytes, const Geometry& geometry, bool zeroed) {
   require_memory(memory, nbytes, geometry.nbytes());
-  std::memset(memory, 0, geometry.nbytes());
+  if (!zeroed) std::memset(memory, 0, geometry.nbytes());
   auto& descriptor = static_cast<layout::RingHeader*>(memory)->descriptor;
   descriptor.capacity = geometry.capacity;
   descriptor.slot_lines = geometry.slot_lines;

@@ -48,8 +48,9 @@ struct RingView {
   Geometry geometry;
 };
 
-// Makes an empty ring of `memory` (128-aligned, at least geometry.nbytes()).
-RingView format(void* memory, std::size_t nbytes, const Geometry& geometry);
+// Makes an empty ring of `memory` (128-aligned, at least geometry.nbytes()). Where the memory is
+// `zeroed`, none of its pages is touched but the first.
+RingView format(void* memory, std::size_t nbytes, const Geometry& geometry, bool zeroed = false);
 
 // The ring that somebody made there. Throws Corrupted if it is none or does not fit the memory.
 RingView attach(void* memory, std::size_t nbytes);

@@ -61,21 +61,21 @@ void Watchdog::forget(Id id) {
   wake_.notify_all();
 }
 
-std::uint64_t Watchdog::stalled(Id id) {
+Watchdog::Rings Watchdog::stalled(Id id) {
   std::lock_guard lock(mutex_);
   const Entry* entry = find(id);
-  return entry != nullptr ? entry->stalled : 0;
+  return entry != nullptr ? entry->stalled : Rings{};
 }
 
-std::uint64_t Watchdog::wait_for_change(Id id, std::uint64_t known,
-                                        std::chrono::nanoseconds timeout) {
+std::optional<Watchdog::Rings> Watchdog::wait_for_change(Id id, const Rings& known,
+                                                         std::chrono::nanoseconds timeout) {
   std::unique_lock lock(mutex_);
-  const auto state = [&] {
+  changed_.wait_for(lock, timeout, [&] {
     const Entry* entry = find(id);
-    return entry != nullptr ? entry->stalled : ~std::uint64_t{0};
-  };
-  changed_.wait_for(lock, timeout, [&] { return state() != known; });
-  return state();
+    return entry == nullptr || entry->stalled != known;
+  });
+  const Entry* entry = find(id);
+  return entry != nullptr ? std::optional(entry->stalled) : std::nullopt;
 }
 
 Watchdog::Entry* Watchdog::find(Id id) {
@@ -102,7 +102,7 @@ void Watchdog::run() {
 }
 
 void Watchdog::look(Entry& entry, Clock::time_point now) {
-  std::uint64_t stalled = 0;
+  Rings stalled;
   for (std::size_t i = 0; i < entry.pairs.size(); ++i) {
     const KernelPair& pair = entry.pairs[i];
     store(pair.control->heartbeat, load(pair.control->heartbeat) + 1);
@@ -115,11 +115,11 @@ void Watchdog::look(Entry& entry, Clock::time_point now) {
     if (head != progress.head || !has_work(pair)) {
       progress = {head, now};
     } else if (now - progress.since >= entry.stall) {
-      stalled |= std::uint64_t{1} << std::min<std::size_t>(i, 62);
+      stalled.push_back(static_cast<u32>(i));
     }
   }
   if (stalled == entry.stalled) return;
-  entry.stalled = stalled;
+  entry.stalled = std::move(stalled);
   changed_.notify_all();
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "ring/kernel_pair.hpp"
@@ -26,11 +27,13 @@ class Watchdog {
   Id watch(std::vector<KernelPair> pairs, std::chrono::nanoseconds stall);
   void forget(Id id);
 
-  // Rings, as bits by number, that handled nothing for `stall` while messages wait, there is room
-  // for replies, and nobody asked for a pause. (Rings from 63 on share the last bit.)
-  std::uint64_t stalled(Id id);
-  // Waits until stalled() is something else than `known`, or the id is forgotten (all ones).
-  std::uint64_t wait_for_change(Id id, std::uint64_t known, std::chrono::nanoseconds timeout);
+  // Numbers of rings, ascending.
+  using Rings = std::vector<u32>;
+  // Rings that handled nothing for `stall` while messages wait, there is room for replies, and
+  // nobody asked for a pause.
+  Rings stalled(Id id);
+  // Waits until stalled() is something else than `known`; nothing where the id was forgotten.
+  std::optional<Rings> wait_for_change(Id id, const Rings& known, std::chrono::nanoseconds timeout);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -43,7 +46,7 @@ class Watchdog {
     std::vector<KernelPair> pairs;
     std::vector<Progress> progress;
     std::chrono::nanoseconds stall;
-    std::uint64_t stalled = 0;
+    Rings stalled{};
   };
 
   void start_locked();
