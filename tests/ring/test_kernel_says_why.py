@@ -14,9 +14,16 @@ import numpy as np
 import pytest
 
 import ringmem
-from ringmem import ClosedError, InvalidValueError, KernelFailedError, NativeHandler, RingKernel
+from ringmem import (
+    ClosedError,
+    InvalidValueError,
+    KernelFailedError,
+    NativeHandler,
+    RingBufferBridge,
+    RingKernel,
+)
 from ringmem.native import _native
-from ringmem.ring import KernelState
+from ringmem.ring import KernelState, Ring
 
 
 def wait_for(state: KernelState, kernel: RingKernel) -> None:
@@ -225,3 +232,21 @@ def test_call_takes_its_timeout_by_position_as_well() -> None:
 def test_a_ring_number_of_any_size_is_refused_alike() -> None:
     with h.native_echo() as kernel, pytest.raises(InvalidValueError, match="must be 0 to 0"):
         kernel.call(h.message(1), ring=2**70)
+
+
+@pytest.mark.parametrize("capacity", [8.0, "8", None])
+def test_a_capacity_that_is_no_whole_number_is_refused(capacity: object) -> None:
+    for make in (Ring, RingBufferBridge):
+        with pytest.raises(InvalidValueError, match=f"capacity={capacity!r} must be a power"):
+            make("u8", capacity)
+
+
+def test_a_list_is_no_place_for_replies() -> None:
+    with h.native_echo() as kernel, pytest.raises(InvalidValueError, match=r"out=\[\] must be"):
+        kernel.recv_into([], timeout_s=0)
+
+
+@pytest.mark.parametrize("name", ["message", "reply", "state"])
+def test_a_dtype_of_objects_is_refused_by_the_name_of_its_argument(name: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"^{name}=object holds Python objects"):
+        RingKernel(h.add, **{"message": h.PAIR, name: object}, device="cpu")

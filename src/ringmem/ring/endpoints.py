@@ -359,8 +359,14 @@ class Consumer(_Endpoint):
         InvalidValueError
             `out` is of another dtype, read-only or not contiguous.
         """
-        count = self._native.receive(out, out.size, timeout_s, statuses)
-        if count == 0 and timeout_s and out.size:
+        try:
+            size = out.size
+        except AttributeError:
+            raise InvalidValueError(
+                f"out={out!r:.80} must be a NumPy array of dtype {self.message}"
+            ) from None
+        count = self._native.receive(out, size, timeout_s, statuses)
+        if count == 0 and timeout_s and size:
             raise errors.TimeoutError(f"no message within timeout_s={timeout_s}")
         return int(count)
 

@@ -103,8 +103,8 @@ class Ring(Closing):
     @staticmethod
     def nbytes_for(message: npt.DTypeLike, capacity: int) -> int:
         """Return the bytes that a ring of `capacity` slots needs, header included."""
-        if capacity < 1:
-            raise InvalidValueError(f"capacity={capacity} must be a power of two of slots")
+        if not isinstance(capacity, int | np.integer) or capacity < 1:
+            raise InvalidValueError(f"capacity={capacity!r} must be a power of two of slots")
         return int(_native.ring_nbytes(capacity, message_dtype(message).itemsize))
 
     @property

@@ -88,8 +88,8 @@ def check_spec(
     message_type = message_dtype(message)
     return KernelSpec(
         message=message_type,
-        reply=message_type if reply is None else message_dtype(reply),
-        state=None if state is None else message_dtype(state),
+        reply=message_type if reply is None else message_dtype(reply, "reply"),
+        state=None if state is None else message_dtype(state, "state"),
         capacity=int(capacity),
         rings=int(rings),
         workers=workers,

@@ -24,8 +24,8 @@ HEADER = int(_native.ring_header_nbytes)
 SEQUENCE = LINE - PAYLOAD  # bytes before the payload
 
 
-def message_dtype(message: npt.DTypeLike) -> np.dtype[Any]:
-    """Return `message` as a dtype that a ring can carry.
+def message_dtype(message: npt.DTypeLike, name: str = "message") -> np.dtype[Any]:
+    """Return `message` as a dtype that a ring can carry; errors call the argument `name`.
 
     Raises
     ------
@@ -33,18 +33,18 @@ def message_dtype(message: npt.DTypeLike) -> np.dtype[Any]:
         It is no dtype, holds Python objects, has no bytes, or is a bare subarray.
     """
     if message is None:  # which NumPy would read as float64
-        raise InvalidValueError("message=None is no dtype; give one, as in [('key', 'u8')]")
+        raise InvalidValueError(f"{name}=None is no dtype; give one, as in [('key', 'u8')]")
     try:
         dtype = np.dtype(message)
     except TypeError as error:
-        raise InvalidValueError(f"message={message!r:.80} is no dtype: {error}") from error
+        raise InvalidValueError(f"{name}={message!r:.80} is no dtype: {error}") from error
     if dtype.hasobject:
-        raise InvalidValueError(f"message={dtype} holds Python objects, which no peer can follow")
+        raise InvalidValueError(f"{name}={dtype} holds Python objects, which no peer can follow")
     if dtype.itemsize == 0:
-        raise InvalidValueError(f"message={dtype} has no bytes; give its length, as in 'S16'")
+        raise InvalidValueError(f"{name}={dtype} has no bytes; give its length, as in 'S16'")
     if dtype.subdtype is not None:
         raise InvalidValueError(
-            f"message={dtype} is a bare subarray; name it, as in [('values', 'f4', 8)]"
+            f"{name}={dtype} is a bare subarray; name it, as in [('values', 'f4', 8)]"
         )
     return dtype
 
