@@ -114,7 +114,7 @@ def test_a_stalled_ring_is_named_by_its_own_number_however_many_there_are() -> N
     seen: list[tuple[int, ...]] = []
     with stuck_kernel(70, capacity=2, on_stall=lambda kernel, rings: seen.append(rings)) as kernel:
         with pytest.raises(ringmem.TimeoutError):
-            kernel.call((0, 5), timeout_s=0.3, ring=66)
+            kernel.call((0, 10), timeout_s=0.6, ring=66)
         assert kernel.stalled == (66,)
         assert seen == [(66,)]
 
