@@ -9,6 +9,7 @@ import pytest
 
 import ringmem
 from ringmem import DeviceBuffer, Pool
+from ringmem.native import _native
 
 MIB = 1 << 20
 
@@ -650,3 +651,27 @@ def test_no_pool_takes_a_setting_that_it_does_not_know(device, kind):
 def test_a_pool_names_the_argument_that_will_not_do(device, argument, value):
     with pytest.raises(ringmem.InvalidValueError, match=f"{argument} is"):
         Pool(device, **{argument: value})
+
+
+# --- very large devices ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nbytes", [64 << 30, (48 << 30) + 1000 * 1000], ids=["pages", "odd"])
+def test_free_memory_beyond_what_one_node_counts_is_kept_and_given_back(nbytes):
+    driver = _native.FaultyDriver(_native.HostDriver("devices=1,capacity=4TiB"))
+    pool = Pool(ringmem.devices_of(driver)[0])
+    blocks = [pool.allocate(nbytes) for _ in range((2 << 40) // nbytes + 3)]
+    addresses = {block.ptr for block in blocks}
+    del blocks[::2]
+    del blocks[:]
+    assert pool.inconsistency() == ""
+    reserved = pool.reserved
+    assert reserved > 2 << 40
+    again = [pool.allocate(nbytes) for _ in addresses]
+    assert pool.reserved == reserved
+    del again
+    pool.trim(1 << 40)
+    assert pool.inconsistency() == ""
+    assert pool.reserved <= 1 << 40
+    pool.close()
+    assert driver.live["physical"] == driver.live["mapping"] == 0

@@ -229,15 +229,39 @@ Node* Pages::create_chunk(Space& space, std::uint32_t units, Status* status, con
 
 // Those that could be given back. Of small free nodes first: what they hold is the least likely to
 // be of use. Under the heap lock.
-std::vector<std::uint32_t> Pages::free_handles() const {
+std::vector<std::uint32_t> Pages::free_handles() {
   const auto page_units = static_cast<std::uint32_t>(backing_.page_bytes() / unit_bytes);
   std::vector<std::uint32_t> handles;
-  for (const Space* space : {&heap_.medium, &heap_.large}) {
+  for (Space* space : {&heap_.medium, &heap_.large}) {
+    move_cuts(*space);
     space->for_each_free(page_units, [&](const Node* node) {
       for_each_handle(*node, [&](std::uint32_t index) { handles.push_back(index); });
     });
   }
   return handles;
+}
+
+// Free neighbours that are too large for one node may meet inside a handle, which then lies in
+// neither: they shall meet where it begins. Under the heap lock.
+void Pages::move_cuts(Space& space) {
+  if (space.end() - space.base() <= std::size_t{Space::most_units} * unit_bytes) return;
+  for (Node* node = space.first(); node; node = node->next) {
+    Node* next = node->next;
+    if (!next || !node->is(NodeState::free) || !next->is(NodeState::free)) continue;
+    const DevicePtr at = backing_.handle(backing_.handle_at(next->ptr)).at;
+    if (at == next->ptr) continue;
+    const Tag tag = node->tag;
+    const Tag both = joined(tag, next->tag);
+    space.detach(node);
+    space.detach(next);
+    Node* rest = node;
+    if (at > node->ptr) {
+      rest = space.cut(node, static_cast<std::uint32_t>((at - node->ptr) / unit_bytes));
+    }
+    space.absorb_next(rest);
+    rest = space.give(rest, both);
+    node = rest == node || at <= node->ptr ? rest : space.give(node, tag);
+  }
 }
 
 Status Pages::trim(std::size_t keep) {
@@ -272,7 +296,7 @@ Status Pages::send_back(const std::vector<Leaving>& leaving) {
 // Free handles that leave no more than `limit` reserved, and little less; false if there are not
 // enough. `left`: what stays reserved then. Under the heap lock.
 bool Pages::choose_leaving(std::size_t limit, std::vector<std::uint32_t>* chosen,
-                           std::size_t* left) const {
+                           std::size_t* left) {
   *left = backing_.counters().reserved.load(relaxed);
   for (const Stale& stale : stale_) {  // on its way already
     if (stale.handle != Backing::none) *left -= backing_.handle(stale.handle).nbytes;

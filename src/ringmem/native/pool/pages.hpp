@@ -120,8 +120,9 @@ class Pages {
   Leaving isolate(std::uint32_t index, Node* home);
   Status send_back(const Leaving& leaving);
   Status send_back(const std::vector<Leaving>& leaving);
-  std::vector<std::uint32_t> free_handles() const;
-  bool choose_leaving(std::size_t limit, std::vector<std::uint32_t>* chosen, std::size_t* left) const;
+  std::vector<std::uint32_t> free_handles();
+  void move_cuts(Space& space);
+  bool choose_leaving(std::size_t limit, std::vector<std::uint32_t>* chosen, std::size_t* left);
   // Calls visit(index) for every handle that lies whole inside a free node.
   template <typename Visit>
   void for_each_handle(const Node& node, Visit&& visit) const;

@@ -72,7 +72,7 @@ const char* Space::inconsistency() const {
     if (node->units == 0) return "an empty node";
     if (covering(node->ptr) != node) return "a node that is not found by its address";
     if (node->is(NodeState::free)) {
-      if (before && before->is(NodeState::free)) return "free neighbours that were not joined";
+      if (before && before->is(NodeState::free) && joinable(*before, *node)) return "free neighbours that were not joined";
       free += node->nbytes();
       ++listed;
       if ((node == tail_) != (node == last_)) return "a tail that is not the last node";
@@ -179,12 +179,12 @@ Tag Space::join(Tag a, Tag b) const noexcept {
 
 Node* Space::give(Node* node, Tag tag) {
   node->tag = tag;
-  if (Node* next = node->next; next && next->is(NodeState::free)) {
+  if (Node* next = node->next; next && next->is(NodeState::free) && joinable(*node, *next)) {
     detach(next);
     node->tag = join(tag, next->tag);
     absorb_next(node);
   }
-  if (Node* prev = node->prev; prev && prev->is(NodeState::free)) {
+  if (Node* prev = node->prev; prev && prev->is(NodeState::free) && joinable(*prev, *node)) {
     detach(prev);
     prev->tag = join(prev->tag, node->tag);
     absorb_next(prev);
@@ -227,11 +227,11 @@ void Space::detach_hole(Node* node) noexcept {
 }
 
 void Space::become_hole(Node* node) {
-  if (node->next && node->next->is(NodeState::hole)) {
+  if (node->next && node->next->is(NodeState::hole) && joinable(*node, *node->next)) {
     detach_hole(node->next);
     absorb_next(node);
   }
-  if (node->prev && node->prev->is(NodeState::hole)) {
+  if (node->prev && node->prev->is(NodeState::hole) && joinable(*node->prev, *node)) {
     node = node->prev;
     detach_hole(node);
     absorb_next(node);
@@ -244,7 +244,10 @@ void Space::become_hole(Node* node) {
     if (last_) last_->next = nullptr;
     else first_ = nullptr;
     nodes_.put(node);
-    if (last_ && last_->is(NodeState::free)) {
+    if (last_ && last_->is(NodeState::hole)) {
+      detach_hole(last_);
+      become_hole(last_);
+    } else if (last_ && last_->is(NodeState::free)) {
       Node* before = last_;
       const int set = set_of(before->tag);
       sets_[set].remove(before);

@@ -20,6 +20,10 @@ namespace ringmem::pool {
 
 class Space {
  public:
+  // Neighbours that are free are one node, unless it had more: 1.5 TiB. No request needs as much, and
+  // a run that grows beyond still counts its units in 32 bits.
+  static constexpr std::uint32_t most_units = std::uint32_t{3} << 30;
+
   Space(NodeStore& nodes, const StreamOrder& streams);
 
   void place(DevicePtr base, std::size_t nbytes, std::size_t page_bytes) noexcept;
@@ -74,6 +78,9 @@ class Space {
   static int set_of(Tag tag) noexcept {
     if (!tag.mask) return any_set;
     return (tag.mask & (tag.mask - 1)) ? mixed_set : std::countr_zero(tag.mask);
+  }
+  static bool joinable(const Node& a, const Node& b) noexcept {
+    return std::uint64_t{a.units} + b.units <= most_units;
   }
   void attach(Node* node);
   Tag join(Tag a, Tag b) const noexcept;
