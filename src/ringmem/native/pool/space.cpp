@@ -72,7 +72,9 @@ const char* Space::inconsistency() const {
     if (node->units == 0) return "an empty node";
     if (covering(node->ptr) != node) return "a node that is not found by its address";
     if (node->is(NodeState::free)) {
-      if (before && before->is(NodeState::free) && joinable(*before, *node)) return "free neighbours that were not joined";
+      if (before && before->is(NodeState::free) && joinable(*before, *node)) {
+        return "free neighbours that were not joined";
+      }
       free += node->nbytes();
       ++listed;
       if ((node == tail_) != (node == last_)) return "a tail that is not the last node";
