@@ -276,6 +276,7 @@ def test_a_staged_copy_that_fails_anywhere_leaves_nothing_behind(operation, when
     assert np.array_equal(get(b, dst, nbytes), data)
     ringmem.release_staging(a, b)
     stream.close()
+    del stream  # with it goes the event behind its last work
     driver.mem_free(0, src)
     driver.mem_free(1, dst)
     assert {kind: count for kind, count in driver.live.items() if count} == {}

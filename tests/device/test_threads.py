@@ -91,6 +91,7 @@ def test_streams_and_events_are_made_used_and_closed_by_all(faulty, hammer):
     assert hammer.repeat(work, work, work, work, seconds=0.4) == []
     shared.synchronize(timeout_s=10)
     shared.close()
+    shared = None  # with it goes the event behind its last work
     gc.collect()
     assert {kind: n for kind, n in faulty.live.items() if n} == {}
 

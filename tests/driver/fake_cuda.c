@@ -42,6 +42,8 @@ int fake_pushes, fake_pops;
 int fake_asked_too_new;                 /* cuGetProcAddress for a version above the driver's */
 int fake_asked_flags = -1;
 uint64_t fake_last[8];                  /* arguments of the last call of interest */
+static __thread int capture_mode = 1;   /* thread-local, as some application left it */
+int fake_mode;                          /* that of the last call that frees or creates memory */
 char fake_trace[256];                   /* stream and event calls: "record 5 on 0; ..." */
 
 static int number(const char* name, int otherwise) {
@@ -142,6 +144,7 @@ static Result cuMemAlloc(Ptr* ptr, size_t nbytes) {
 }
 static Result cuMemFree(Ptr ptr) {
   FAIL_IF_TOLD("cuMemFree");
+  fake_mode = capture_mode;
   fake_last[0] = ptr;
   fake_last[1] = (uint64_t)current_device();
   return 0;
@@ -196,6 +199,7 @@ static Result cuMemCreate(uint64_t* handle, size_t nbytes, const struct Prop* pr
                      (uint64_t)prop->location.type, (uint64_t)prop->location.id, prop->flags.rdma,
                      flags, (uint64_t)(int64_t)current_device()};
   memcpy(fake_last, seen, sizeof seen);
+  fake_mode = capture_mode;
   *handle = nbytes;
   return failing("cuMemCreate");
 }
@@ -277,15 +281,19 @@ static Result cuMemAllocAsync(Ptr* ptr, size_t nbytes, uintptr_t stream) {
   return cuMemAllocFromPoolAsync(ptr, nbytes, NULL, stream);
 }
 static Result cuMemFreeAsync(Ptr ptr, uintptr_t stream) {
+  fake_mode = capture_mode;
   uint64_t seen[] = {ptr, stream, (uint64_t)(int64_t)current_device()};
   if (stream <= 2 && current_device() < 0) return 201;
   memcpy(fake_last, seen, sizeof seen);
   return 0;
 }
+static Result cuStreamIsCapturing(uintptr_t stream, int* status) {
+  *status = (stream & 0xffff) == 0x7fff; /* 0: none, 1: active */
+  return stream == 1 ? 906 : 0;
+}
 Result cuThreadExchangeStreamCaptureMode(int* mode) {
-  static __thread int now = 1; /* thread-local capture mode, as some application left it */
-  int before = now;
-  now = *mode;
+  int before = capture_mode;
+  capture_mode = *mode;
   *mode = before;
   return 0;
 }
@@ -336,6 +344,7 @@ static const struct Symbol symbols[] = {
     SYMBOL(cuMemAllocFromPoolAsync, 11020),
     SYMBOL(cuMemAllocAsync, 11020),
     SYMBOL(cuMemFreeAsync, 11020),
+    SYMBOL(cuStreamIsCapturing, 10000),
     SYMBOL(cuThreadExchangeStreamCaptureMode, 10010),
 };
 

@@ -278,14 +278,34 @@ def test_pointer_info_of_every_kind_comes_from_one_call(fake: Fake) -> None:
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2  # CUstreamCaptureMode
 
 
+def exchange_mode(fake: Fake, new: int) -> int:
+    value = ctypes.c_int(new)
+    fake.library.cuThreadExchangeStreamCaptureMode(ctypes.byref(value))
+    return value.value
+
+
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
+def test_every_call_is_made_in_the_relaxed_capture_mode(fake: Fake, mode: int) -> None:
+    driver = fake.driver()
+    calls = (
+        lambda: driver.mem_free(0, 4096),  # in a context
+        lambda: driver.mem_create(4096, native.PhysicalProps(native.Location(id=1))),  # in none
+        lambda: driver.mem_free_async(0, 4096, 0x1234),  # in a stream's order
+    )
+    for call in calls:
+        exchange_mode(fake, mode)
+        fake.int("fake_mode").value = -1
+        call()
+        assert fake.int("fake_mode").value == RELAXED
+        assert exchange_mode(fake, GLOBAL) == mode
+
+
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 def test_the_relaxed_capture_mode_gives_back_the_applications_mode(fake: Fake, mode: int) -> None:
     driver = fake.driver()
 
     def exchange(new: int) -> int:
-        value = ctypes.c_int(new)
-        fake.library.cuThreadExchangeStreamCaptureMode(ctypes.byref(value))
-        return value.value
+        return exchange_mode(fake, new)
 
     exchange(mode)
     driver.relax_capture(False)  # nothing was relaxed: nothing to undo

@@ -150,6 +150,11 @@ def test_a_stream_knows_its_device(kit: Kit) -> None:
         assert kit.driver.stream_device(kit.stream(device)) == device
 
 
+def test_no_stream_is_capturing_by_itself(kit: Kit) -> None:
+    assert not kit.driver.stream_capturing(0, kit.stream())
+    assert not kit.driver.stream_capturing(0, 0)
+
+
 def test_synchronizing_gives_up_the_gil(kit: Kit) -> None:
     stream = kit.stream()
     gate = kit.gate(stream)

@@ -312,6 +312,9 @@ class PaperDriver final : public Driver {
   Status copy_peer_async(int, DevicePtr, int, DevicePtr, std::size_t,
       StreamHandle) noexcept override { return no; }
   Status stream_device(StreamHandle, int*) noexcept override { return no; }
+  Status stream_capturing(int, StreamHandle, bool* capturing) noexcept override {
+    return *capturing = false, Status::success;
+  }
   Status stream_wait_value(int, StreamHandle, DevicePtr,
       std::uint32_t) noexcept override { return no; }
   Status stream_write_value(int, StreamHandle, DevicePtr,

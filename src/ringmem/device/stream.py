@@ -97,6 +97,15 @@ class Stream(_native.StreamBase):
         """
         return super().query()
 
+    @property
+    def is_capturing(self) -> bool:
+        """bool: whether work given to the stream is captured into a CUDA graph instead of run.
+
+        What may be done meanwhile, here and on other streams, is in the guide "CUDA graphs". False
+        on the CPU, which has no graphs.
+        """
+        return super().is_capturing
+
     def synchronize(self, timeout_s: float | None = None) -> None:
         """Block until the submitted work is done, with the GIL released.
 

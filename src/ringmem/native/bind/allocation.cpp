@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "memory/reaper.hpp"
+#include "bind/last_work.hpp"
 
 namespace ringmem::bind {
 namespace {
@@ -66,25 +66,25 @@ bool stream_closed(const AllocationObject* self) noexcept {
   return nb::inst_ptr<NativeStream>(self->stream_owner)->closed.load(std::memory_order_acquire);
 }
 
-// Its stream was closed before it: no handle names that work any more, so the reaper waits for the
-// device. The job's reference to the owner goes where Python runs.
+// Its stream was closed before it. The job's references to the owners go where Python runs.
 Status free_after_everything(const AllocationObject* self) noexcept {
   try {
-    std::shared_ptr<PyObject> owner(Py_NewRef(self->owner), [](PyObject* held) {
-      if (!nb::is_alive()) return;
-      const nb::gil_scoped_acquire gil;
-      Py_DECREF(held);
-    });
+    const auto held = [](PyObject* object) {
+      return std::shared_ptr<PyObject>(Py_NewRef(object), [](PyObject* last) {
+        if (!nb::is_alive()) return;
+        const nb::gil_scoped_acquire gil;
+        Py_DECREF(last);
+      });
+    };
     ReaperJob job;
     job.driver = self->device->driver;
     job.what = "freeing " + std::to_string(self->block.nbytes) + " bytes of a closed stream";
-    job.run = [owner, driver = job.driver, device = self->device->ordinal, block = self->block,
-               allocator = self->allocator] {
-      // A device that cannot be waited for any more has no work left that could use the memory.
-      static_cast<void>(driver->synchronize(device));
+    job.run = [owner = held(self->owner), stream_owner = held(self->stream_owner),
+               block = self->block, allocator = self->allocator] {
       return allocator->deallocate(block, default_stream);
     };
-    Reaper::instance().post(std::move(job));
+    const auto* stream = nb::inst_ptr<NativeStream>(self->stream_owner);
+    release_after({{self->device, self->stream, stream}}, std::move(job));
     return Status::success;
   } catch (...) {  // no memory or no thread for the job
     return Status::operating_system;

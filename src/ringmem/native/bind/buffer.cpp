@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "bind/last_work.hpp"
 #include "bind/wait.hpp"
 #include "memory/event_order.hpp"
 #include "memory/reaper.hpp"
@@ -21,23 +22,21 @@ std::shared_ptr<Allocator> kept_allocator(const Buffer& buffer) {
   return buffer.allocator.use_count() ? buffer.allocator : buffer.device->allocator;
 }
 
-// Freeing that must wait for work which no handle names any more: the reaper waits for the devices.
+// The streams are kept until their work is done.
 void free_after_everything(Buffer& buffer, const std::vector<StreamRef>& used) {
   ReaperJob job;
   job.driver = buffer.device->driver;
   job.what = "freeing " + std::to_string(buffer.nbytes) + " bytes of a closed stream";
-  std::vector<int> devices{buffer.device->ordinal};
-  for (const StreamRef& stream : used) {
-    if (stream.device->driver == job.driver) devices.push_back(stream.device->ordinal);
+  auto keep = std::make_shared<std::vector<StreamRef>>(used);
+  keep->push_back(buffer.stream);
+  std::vector<LastUse> uses;
+  for (const StreamRef& stream : *keep) {
+    uses.push_back({stream.device, stream.handle, stream.object()});
   }
-  std::sort(devices.begin(), devices.end());
-  devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
-  job.run = [driver = job.driver, devices, block = buffer.block, allocator = kept_allocator(buffer)] {
-    // A device that cannot be waited for any more has no work left that could use the memory.
-    for (int device : devices) static_cast<void>(driver->synchronize(device));
+  job.run = [block = buffer.block, allocator = kept_allocator(buffer), keep] {
     return allocator->deallocate(block, default_stream);
   };
-  Reaper::instance().post(std::move(job));
+  release_after(uses, std::move(job));
 }
 
 // The streams that the allocator was told of are kept until it has waited for them.
@@ -92,9 +91,13 @@ bool restore_python_error() noexcept {
   return true;
 }
 
+const NativeStream* StreamRef::object() const {
+  return owner.is_valid() ? nb::inst_ptr<NativeStream>(owner) : nullptr;
+}
+
 bool StreamRef::closed() const {
-  return owner.is_valid() &&
-         nb::inst_ptr<NativeStream>(owner)->closed.load(std::memory_order_acquire);
+  const NativeStream* stream = object();
+  return stream && stream->closed.load(std::memory_order_acquire);
 }
 
 StreamRef order_of(nb::handle stream, Buffer& lead) {
@@ -155,9 +158,9 @@ void Buffer::note_use(const StreamRef& used) {
   }
   if (others.size() >= many_streams) {
     std::erase_if(others, [](const StreamRef& other) {
-      RelaxedCapture relaxed(*other.device->driver);
-      return !other.closed() &&
-             ok(other.device->driver->stream_query(other.device->ordinal, other.handle));
+      Driver& driver = *other.device->driver;
+      return !other.closed() && !is_capturing(driver, other.device->ordinal, other.handle) &&
+             ok(driver.stream_query(other.device->ordinal, other.handle));
     });
   }
   others.push_back(used);

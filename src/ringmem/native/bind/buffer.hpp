@@ -84,6 +84,7 @@ struct StreamRef {
     return handle == other.handle && device == other.device;
   }
 
+  const NativeStream* object() const;  // null for a default stream
   bool closed() const;  // its owner was closed: the handle must not be used any more
 };
 

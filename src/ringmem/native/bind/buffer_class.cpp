@@ -110,7 +110,6 @@ void synchronize_uses(Buffer& self) {
     Status status;
     {
       nb::gil_scoped_release release;
-      RelaxedCapture relaxed(*stream.device->driver);
       status = stream.device->driver->stream_synchronize(stream.device->ordinal, stream.handle);
     }
     if (!ok(status)) check(status, "cuStreamSynchronize", "for the host to read " + describe(self));

@@ -103,6 +103,14 @@ std::map<std::string, std::size_t> live(FaultyDriver& driver) {
   return result;
 }
 
+void begin_capture(FaultyDriver& driver, int device, StreamHandle stream) {
+  check(driver.captures().begin({device, stream}), "cuStreamBeginCapture");
+}
+
+void end_capture(FaultyDriver& driver, int device, StreamHandle stream) {
+  check(driver.captures().end({device, stream}), "cuStreamEndCapture");
+}
+
 std::vector<std::string> operations() { return {operation_names, operation_names + operation_count}; }
 
 void bind_faulty(nb::module_& m) {
@@ -126,6 +134,11 @@ void bind_faulty(nb::module_& m) {
            "Start every call of `operation` (\"*\": of all) that much later; 0 ends it.")
       .def("clear", [](FaultyDriver& driver) { driver.plan().clear(); },
            "Forget rules, delays and sticky failures; the counters stay.")
+      .def("begin_capture", &begin_capture, "device"_a, "stream"_a,
+           "From now on refuse, and be spoiled by, what CUDA refuses while a graph is captured from "
+           "the stream. Work given to the stream runs all the same.")
+      .def("end_capture", &end_capture, "device"_a, "stream"_a,
+           "Raise DriverError if anything spoiled the capture, or another stream joined it.")
       .def_prop_ro("pending", [](FaultyDriver& driver) { return driver.plan().pending(); },
                    "Rules that have not failed all their calls yet.")
       .def_prop_ro("calls", &calls, "Calls so far, by operation, failed ones included.")

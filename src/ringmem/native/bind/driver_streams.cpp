@@ -160,6 +160,15 @@ void bind_stream_life(Class& cls) {
         return device;
       },
       "stream"_a);
+  cls.def(
+      "stream_capturing",
+      [](Driver& driver, int device, StreamHandle stream) {
+        bool capturing = false;
+        RINGMEM_CALL(stream_capturing, (device, stream, &capturing), {"device", device},
+                     Argument::hex("stream", stream));
+        return capturing;
+      },
+      "device"_a, "stream"_a);
 }
 
 void bind_stream_work(Class& cls) {

@@ -33,6 +33,8 @@ struct NativeStream {
   StreamHandle handle = default_stream;
   bool owned = false;
   std::atomic<bool> closed{false};
+  // Of a closed stream that was owned: behind all its work, for what is freed later. 0: there is none.
+  std::atomic<EventHandle> last_work{0};
   nb::object keep_alive;
 
   NativeStream() = default;

@@ -95,21 +95,42 @@ void create_stream(NativeStream* self, DeviceRef device, nb::handle priority,
   self->owned = true;
 }
 
-// Idempotent. When destroying fails the stream is closed all the same: its handle is lost.
-Status close_stream(NativeStream& self) noexcept {
+// Whoever frees memory of the stream later waits for this event; without it, for the device.
+void mark_last_work(NativeStream& self) noexcept {
+  Driver& driver = *self.device->driver;
+  Guard last{self.device->ordinal};
+  if (!ok(driver.event_create(last.device, EventFlags{}, &last.event))) return;
+  if (ok(mark_stream(driver, self.handle, &last)) && last.capturing == no_stream) {
+    self.last_work.store(last.event, std::memory_order_release);
+  } else {
+    destroy_event(driver, last.device, last.event);
+  }
+}
+
+// Idempotent. When destroying fails the stream is closed all the same: its handle is lost. `named`:
+// somebody may still ask about the work of the closed stream.
+Status close_stream(NativeStream& self, bool named) noexcept {
   if (self.closed.exchange(true, std::memory_order_acq_rel)) return Status::success;
   if (!self.owned) return Status::success;
   if (stream_closing) stream_closing(*self.device, self.handle);
+  if (named) mark_last_work(self);
   return self.device->driver->stream_destroy(self.device->ordinal, self.handle);
 }
 
 bool query_stream(NativeStream& self) {
   check_open(self);
-  RelaxedCapture relaxed(*self.device->driver);
   Status status = self.device->driver->stream_query(self.device->ordinal, self.handle);
   if (status == Status::not_ready) return false;
   check(status, "cuStreamQuery", "on " + describe(self));
   return true;
+}
+
+bool stream_is_capturing(NativeStream& self) {
+  check_open(self);
+  bool capturing = false;
+  check(self.device->driver->stream_capturing(self.device->ordinal, self.handle, &capturing),
+        "cuStreamIsCapturing", "on " + describe(self));
+  return capturing;
 }
 
 void synchronize_stream(NativeStream& self, nb::handle timeout) {
@@ -122,13 +143,11 @@ void synchronize_stream(NativeStream& self, nb::handle timeout) {
     Status status;
     {
       nb::gil_scoped_release release;
-      RelaxedCapture relaxed(driver);
       status = driver.stream_synchronize(ordinal, self.handle);
     }
     return check(status, "cuStreamSynchronize", "on " + describe(self));
   }
-  Status status = poll([&] { return driver.stream_query(ordinal, self.handle); }, driver,
-                       *timeout_s);
+  Status status = poll([&] { return driver.stream_query(ordinal, self.handle); }, *timeout_s);
   if (status == Status::not_ready) {
     raise_timeout(describe(self) + " still has pending work", *timeout_s);
   }
@@ -277,7 +296,6 @@ void record_event(NativeEvent& self, NativeStream& stream) {
 
 bool query_event(NativeEvent& self) {
   check_open(self);
-  RelaxedCapture relaxed(*self.device->driver);
   Status status = self.device->driver->event_query(self.device->ordinal, self.handle);
   if (status == Status::not_ready) return false;
   check(status, "cuEventQuery", "on " + describe(self));
@@ -294,13 +312,11 @@ void synchronize_event(NativeEvent& self, nb::handle timeout) {
     Status status;
     {
       nb::gil_scoped_release release;
-      RelaxedCapture relaxed(driver);
       status = driver.event_synchronize(ordinal, self.handle);
     }
     return check(status, "cuEventSynchronize", "on " + describe(self));
   }
-  Status status = poll([&] { return driver.event_query(ordinal, self.handle); }, driver,
-                       *timeout_s);
+  Status status = poll([&] { return driver.event_query(ordinal, self.handle); }, *timeout_s);
   if (status == Status::not_ready) {
     raise_timeout(describe(self) + " has not happened yet", *timeout_s);
   }
@@ -354,12 +370,13 @@ void bind_streams(nb::module_& m) {
       .def_prop_ro("raw_handle", [](NativeStream& self) { return self.handle; },
                    "int: the handle, also after close(); for messages only.")
       .def("query", &query_stream)
+      .def_prop_ro("is_capturing", &stream_is_capturing)
       .def("synchronize", &synchronize_stream, nb::arg("timeout_s").none() = nb::none(),
            nb::sig("def synchronize(self, timeout_s: float | None = None) -> None"))
       .def("wait_event", &wait_event, nb::arg("event"))
       .def("wait_stream", &wait_stream, nb::arg("stream"))
       .def("close", [](NativeStream& self) {
-        check(close_stream(self), "cuStreamDestroy", "on " + describe(self));
+        check(close_stream(self, true), "cuStreamDestroy", "on " + describe(self));
       })
       .def("push", &push_stream)
       .def("pop", &pop_stream);
@@ -395,8 +412,9 @@ void bind_events(nb::module_& m) {
 
 NativeStream::~NativeStream() {
   if (!device) return;
-  Status status = close_stream(*this);
+  Status status = close_stream(*this, false);
   if (!ok(status)) warn(describe(*this) + " could not be destroyed: " + status_name(status));
+  if (last_work != 0) destroy_event(*device->driver, device->ordinal, last_work);
 }
 
 NativeEvent::~NativeEvent() {

@@ -12,24 +12,6 @@
 
 namespace ringmem::bind {
 
-// Queries and waits must not spoil a graph capture elsewhere in the process.
-class RelaxedCapture {
- public:
-  explicit RelaxedCapture(Driver& driver) noexcept
-      : driver_(driver), switched_(ok(driver.relax_capture(true, &before_))) {}
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-  ~RelaxedCapture() {
-    bool unused = false;
-    if (switched_) driver_.relax_capture(before_, &unused);
-  }
-
- private:
-  Driver& driver_;
-  bool before_ = false;
-  bool switched_;
-};
-
 // What Python gave as `timeout_s`: None, or seconds.
 inline std::optional<double> seconds_of(nb::handle timeout_s) {
   if (timeout_s.is_none()) return std::nullopt;
@@ -52,7 +34,7 @@ inline std::optional<double> seconds_of(nb::handle timeout_s) {
 // answer. The first 50 µs are spun, then pauses grow from 10 µs to 1 ms. Signals are looked at
 // every 20 ms. Call with the GIL.
 template <class Query>
-Status poll(Query query, Driver& driver, double timeout_s) {
+Status poll(Query query, double timeout_s) {
   using Clock = std::chrono::steady_clock;
   using std::chrono::microseconds;
   const auto start = Clock::now();
@@ -61,7 +43,6 @@ Status poll(Query query, Driver& driver, double timeout_s) {
   auto next_signal_check = start + std::chrono::milliseconds(20);
   Clock::duration pause = microseconds(10);
   nb::gil_scoped_release release;
-  RelaxedCapture relaxed(driver);
   for (;;) {
     Status status = query();
     const auto now = Clock::now();

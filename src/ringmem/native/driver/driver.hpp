@@ -133,6 +133,10 @@ class Driver {
   virtual Status stream_synchronize(int device, StreamHandle stream) noexcept = 0;  // blocks
   virtual Status stream_wait_event(int device, StreamHandle stream, EventHandle event) noexcept = 0;
   virtual Status stream_device(StreamHandle stream, int* device) noexcept = 0;
+  // Whether work given to the stream is captured into a graph instead of run. An event recorded
+  // there must not be queried or waited for by the host: that spoils the capture; and a stream that
+  // waits for it joins the capture.
+  virtual Status stream_capturing(int device, StreamHandle stream, bool* capturing) noexcept = 0;
   // The stream waits until *ptr >= value (cyclic), or writes it. 32-bit, aligned.
   virtual Status stream_wait_value(int device, StreamHandle stream, DevicePtr ptr,
                                    std::uint32_t value) noexcept = 0;
@@ -154,11 +158,18 @@ class Driver {
   virtual Status peer_enable(int device, int peer) noexcept = 0;   // device may access peer's memory
   virtual Status peer_disable(int device, int peer) noexcept = 0;
 
-  // Switches the calling thread to the relaxed capture mode (true) or back (false), so that calls
-  // like stream_synchronize cannot spoil a capture elsewhere. Returns what was set before.
+  // Switches the calling thread to the relaxed capture mode (true) or back (false), in which no
+  // call spoils the capture of a graph elsewhere in the process. For calls that do not come through
+  // here: those that do switch by themselves. Returns what was set before.
   virtual Status relax_capture(bool relaxed, bool* previous) noexcept = 0;
 };
 
 using DriverRef = std::shared_ptr<Driver>;
+
+// Whether work given to a stream is captured into a graph; a stream that cannot tell runs it.
+inline bool is_capturing(Driver& driver, int device, StreamHandle stream) noexcept {
+  bool capturing = false;
+  return ok(driver.stream_capturing(device, stream, &capturing)) && capturing;
+}
 
 }  // namespace ringmem

@@ -66,6 +66,7 @@
   X(stream_synchronize, "cuStreamSynchronize")                \
   X(stream_wait_event, "cuStreamWaitEvent")                   \
   X(stream_device, "cuStreamGetDevice")                       \
+  X(stream_capturing, "cuStreamIsCapturing")                  \
   X(stream_wait_value, "cuStreamWaitValue32")                 \
   X(stream_write_value, "cuStreamWriteValue32")               \
   X(launch_host_function, "cuLaunchHostFunc")                 \

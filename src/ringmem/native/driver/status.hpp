@@ -46,7 +46,11 @@ enum class Status : std::int32_t {
   not_supported = 801,
   system_not_ready = 802,
   stream_capture_unsupported = 900,
+  stream_capture_invalidated = 901,
+  stream_capture_unjoined = 904,
+  stream_capture_isolation = 905,
   stream_capture_implicit = 906,
+  captured_event = 907,
   timeout = 909,
   unknown = 999,
 };

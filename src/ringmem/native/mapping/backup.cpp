@@ -243,7 +243,6 @@ void BackupArena::Delivery::build() noexcept {
       return;
     }
   }
-  RelaxedCapture relaxed(*arena_->driver_);  // the last one registers
   Status status = Status::success;
   while (unsigned char* const piece = ok(status) ? take_piece() : nullptr) {
     status = arena_->add_piece(piece);

@@ -11,7 +11,6 @@ std::shared_ptr<Growable> Growable::create(DriverRef driver, GrowableOptions opt
   require_positive(options.max_nbytes, "max_nbytes");
   require_positive(options.max_handle_nbytes, "max_handle_nbytes");
   require_reachable(*driver, options.props.location, options.grants);
-  RelaxedCapture relaxed(*driver);
   RangeRef range = AddressRange::reserve(driver, options.max_nbytes, 0, options.props);
   return std::make_shared<Growable>(std::move(range), std::move(options));
 }
@@ -125,7 +124,6 @@ void Growable::map_up_to(std::size_t target) {
 // call. All of it or nothing.
 void Growable::map_more(const std::vector<std::size_t>& sizes, const PhysicalRef* ready) {
   Driver& driver = *range_->driver();
-  RelaxedCapture relaxed(driver);
   check(clear_limbo(), "cuMemUnmap", "of pages that an earlier call could not unmap");
   const std::size_t start = mapped_;
   MappingTicket ticket(driver, sizes.size());

@@ -84,7 +84,6 @@ std::size_t Growable::end() const noexcept {
 Status Growable::unmap_from(std::size_t first) noexcept {
   if (first == segments_.size()) return Status::success;
   const std::size_t start = segments_[first].offset;
-  RelaxedCapture relaxed(*driver());
   Status status = driver()->mem_unmap(range_->ptr() + start, end() - start);
   {
     std::lock_guard state(state_);

@@ -16,18 +16,14 @@ bool device_is_lost(Status status) noexcept {
   }
 }
 
-namespace {
-
-// CUDA_ERROR_CAPTURED_EVENT: the last record of the event was captured into a graph.
-constexpr Status captured_event{907};
-
-}  // namespace
-
 std::shared_ptr<Guard> Guard::record(DriverRef driver, const std::vector<StreamRef>& streams) {
   auto guard = std::make_shared<Guard>(driver);
   guard->events_.reserve(streams.size());
-  RelaxedCapture relaxed(*driver);
   for (const StreamRef& stream : streams) {
+    if (is_capturing(*driver, stream.device, stream.stream)) {
+      guard->captured_ = true;
+      continue;
+    }
     EventRef event{stream.device, 0};
     Status status = driver->event_create(stream.device, EventFlags{}, &event.event);
     if (device_is_lost(status)) continue;
@@ -57,8 +53,8 @@ Guard::~Guard() {
 }
 
 bool Guard::done() noexcept {
+  if (captured_) return false;
   if (done_.load(std::memory_order_acquire)) return true;
-  RelaxedCapture relaxed(*driver_);
   for (const EventRef& event : events_) {
     const Status status = driver_->event_query(event.device, event.event);
     if (!ok(status) && !device_is_lost(status)) return false;
@@ -69,20 +65,17 @@ bool Guard::done() noexcept {
 
 Status Guard::wait() noexcept {
   if (done_.load(std::memory_order_acquire)) return Status::success;
-  RelaxedCapture relaxed(*driver_);
   for (const EventRef& event : events_) {
     const Status status = driver_->event_synchronize(event.device, event.event);
-    if (status == captured_event) return Status::success;
     if (!ok(status) && !device_is_lost(status)) return status;
   }
-  done_.store(true, std::memory_order_release);
+  if (!captured_) done_.store(true, std::memory_order_release);
   return Status::success;
 }
 
 void wait_for(const DriverRef& driver, const std::vector<StreamRef>& streams,
               const std::vector<EventRef>& events) {
   if (!streams.empty()) check(Guard::record(driver, streams)->wait(), "cuEventSynchronize");
-  RelaxedCapture relaxed(*driver);
   for (const EventRef& event : events) {
     const Status status = driver->event_synchronize(event.device, event.event);
     if (!ok(status) && !device_is_lost(status)) throw DriverError(status, "cuEventSynchronize");

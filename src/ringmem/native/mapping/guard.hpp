@@ -1,7 +1,6 @@
 // Waiting for work that may still use pages. Unmapping memory that a kernel uses is a fault, so
 // pages go only after events recorded on the streams that use them are done. Waiting is on the
-// host, in the relaxed capture mode (so that a capture on another stream is not spoiled), and never
-// on a whole device (which would wait for persistent kernels).
+// host, and never on a whole device (which would wait for persistent kernels).
 #pragma once
 
 #include <atomic>
@@ -28,28 +27,6 @@ Status insist(Call&& call) noexcept {
   const Status status = call();
   return ok(status) ? status : call();
 }
-
-// The calling thread is in the relaxed capture mode while this lives: whatever it calls cannot
-// spoil a graph capture on another stream. Around everything here that creates, maps or waits.
-class RelaxedCapture {
- public:
-  explicit RelaxedCapture(Driver& driver) noexcept : driver_(driver) {
-    changed_ = ok(driver_.relax_capture(true, &previous_));
-  }
-  ~RelaxedCapture() {
-    bool ignored = false;
-    if (changed_ && !previous_) {
-      insist([&] { return driver_.relax_capture(false, &ignored); });
-    }
-  }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  Driver& driver_;
-  bool previous_ = false;
-  bool changed_ = false;
-};
 
 // A device in this state runs nothing any more, so nothing uses its memory either.
 bool device_is_lost(Status status) noexcept;
@@ -80,6 +57,7 @@ class Guard {
  private:
   DriverRef driver_;
   std::vector<EventRef> events_;
+  bool captured_ = false;  // some stream was capturing: nothing says when its graph runs
   std::atomic<bool> done_{false};
 };
 

@@ -60,7 +60,6 @@ std::shared_ptr<PhysicalMemory> PhysicalMemory::create(DriverRef driver, std::si
 std::shared_ptr<PhysicalMemory> PhysicalMemory::create_pages(DriverRef driver, std::size_t nbytes,
                                                              const PhysicalProps& props) {
   auto memory = std::make_shared<PhysicalMemory>(driver, 0, nbytes, props);
-  RelaxedCapture relaxed(*driver);
   const Status status = driver->mem_create(nbytes, props, &memory->handle_);
   if (!ok(status)) [[unlikely]] {
     throw DriverError(status, "cuMemCreate", describe_request(*driver, nbytes, props));

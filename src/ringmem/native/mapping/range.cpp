@@ -60,7 +60,6 @@ std::shared_ptr<MappedRange> AddressRange::map(const PhysicalRef& memory, std::s
   const std::size_t nbytes = memory->nbytes();
   const std::size_t end = require_inside(offset, nbytes, nbytes_, "offset");
   require_reachable(*driver_, memory->props().location, grants);
-  RelaxedCapture relaxed(*driver_);
   MappingTicket ticket(*driver_, 1);
   claim(offset, end);
   const DevicePtr at = ptr_ + offset;
@@ -175,7 +174,6 @@ Access MappedRange::get_access(Location location) const {
 void MappedRange::unmap(const std::vector<StreamRef>& streams,
                         const std::vector<EventRef>& events) {
   if (closed() || process_.inherited()) return;
-  RelaxedCapture relaxed(*range_->driver());
   wait_for(range_->driver(), streams, events);
   std::lock_guard lock(mutex_);
   if (closed()) return;

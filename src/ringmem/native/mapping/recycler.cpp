@@ -152,7 +152,6 @@ bool Recycler::begin_cleaning(Cleaning& cleaning) noexcept {
   const int device = props_.location.id;
   const std::size_t nbytes = cleaning.memory->nbytes();
   bool mapped = false;
-  RelaxedCapture relaxed(*driver_);
   try {
     MappingTicket ticket(*driver_, 1);
     if (stream_ == 0) check(driver_->stream_create(device, StreamFlags{}, &stream_), "");

@@ -206,7 +206,6 @@ void Resident::grow(std::size_t nbytes) {
 // Behind what is mapped, with one access call. All or nothing.
 void Resident::map_handles(const std::vector<std::size_t>& sizes) {
   Driver& d = *driver();
-  RelaxedCapture relaxed(d);
   MappingTicket ticket(d, sizes.size());
   const std::size_t before = handles_.size();
   const std::size_t start = extent_;

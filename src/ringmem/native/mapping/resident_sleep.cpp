@@ -126,7 +126,6 @@ void Resident::save(const std::vector<BackupCopy>& copies, const Report& report)
 }
 
 void Resident::sleep(const std::vector<StreamRef>& streams, const Report& report) {
-  RelaxedCapture relaxed(*driver());
   std::map<std::size_t, std::size_t> extents;
   {
     std::lock_guard lock(mutex_);
@@ -175,7 +174,6 @@ Status Resident::unmap_from(std::size_t first) noexcept {
   for (std::size_t i = 0; i < first; ++i) start += handles_[i]->nbytes();
   std::size_t end = start;
   for (std::size_t i = first; i < handles_.size(); ++i) end += handles_[i]->nbytes();
-  RelaxedCapture relaxed(*driver());  // trim and close come without
   Status status = maybe_mapped_ ? Status::unmap_failed
                                 : driver()->mem_unmap(base_ + start, end - start);
   for (std::size_t i = first, at = start; !ok(status) && i < handles_.size(); ++i) {
@@ -194,7 +192,6 @@ Status Resident::unmap_from(std::size_t first) noexcept {
 }
 
 void Resident::wake(const Report& report) {
-  RelaxedCapture relaxed(*driver());
   {
     std::lock_guard lock(mutex_);
     require(Residence::asleep, "wake");

@@ -69,7 +69,6 @@ Sparse::~Sparse() {
 // Fills one page with zero (fresh memory is zero only by observation) and maps it everywhere.
 void Sparse::make_zero_page() {
   Driver& d = *driver();
-  RelaxedCapture relaxed(d);
   const int device = options_.props.location.id;
   zeros_ = PhysicalMemory::create_pages(driver(), options_.page_nbytes, options_.props);
   {
@@ -93,7 +92,6 @@ void Sparse::make_zero_page() {
 void Sparse::map(const std::vector<PageRun>& wanted) {
   process_.require_own("cuMemMap");
   const std::vector<PageRun> runs = normalized(wanted, pages_.size());
-  RelaxedCapture relaxed(*driver());
   std::lock_guard lock(mutex_);
   require_open();
   for (const PageRun& run : runs) {
@@ -178,7 +176,6 @@ void Sparse::take_off(PageRun run) noexcept {
 
 // Unmaps a run of pages, with memory or with zeros, in one call. When that fails they are in limbo.
 Status Sparse::unmap_run(PageRun run) noexcept {
-  RelaxedCapture relaxed(*driver());
   const Status status = driver()->mem_unmap(at(run.first), bytes_of(run));
   for (std::size_t i = run.first; i < run.first + run.count; ++i) pages_[i].limbo = !ok(status);
   if (ok(status)) return_mappings(run.count);

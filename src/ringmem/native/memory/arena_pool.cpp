@@ -260,23 +260,17 @@ Status ArenaPool::record_stream(Block& block, StreamHandle stream) {
 // --- work under way ------------------------------------------------------------------------------
 
 Status ArenaPool::mark(StreamHandle stream, std::vector<Guard>* guards) noexcept {
-  int device = device_;
-  if (stream > per_thread_stream && !ok(driver_->stream_device(stream, &device))) device = device_;
-  EventHandle event = 0;
-  Status status = events_.take(device, &event);
+  Guard guard{device_of_stream(*driver_, device_, stream)};
+  Status status = events_.take(guard.device, &guard.event);
   if (!ok(status)) return status;
-  status = driver_->event_record(device, event, stream);
-  if (!ok(status)) {
-    events_.give_back(device, event);
-    return status;
-  }
+  status = mark_stream(*driver_, stream, &guard);
   try {
-    guards->push_back({device, event});
+    if (ok(status)) guards->push_back(guard);
   } catch (...) {
-    events_.give_back(device, event);
-    return Status::operating_system;
+    status = Status::operating_system;
   }
-  return Status::success;
+  if (!ok(status)) events_.give_back(guard.device, guard.event);
+  return status;
 }
 
 void ArenaPool::unmark(std::vector<Guard>& guards) noexcept {
@@ -293,12 +287,11 @@ void ArenaPool::settle(bool wait) {
   }
   std::deque<Pending> still;
   for (Pending& entry : looked_at) {
-    const bool done = std::all_of(
-        entry.guards.begin(), entry.guards.end(), [&](const Guard& guard) {
-          // A device that failed has no work left that could use the memory.
-          return (wait ? driver_->event_synchronize(guard.device, guard.event)
-                       : driver_->event_query(guard.device, guard.event)) != Status::not_ready;
-        });
+    const bool done = std::all_of(entry.guards.begin(), entry.guards.end(), [&](Guard& guard) {
+      if (is_done(*driver_, guard)) return true;
+      if (!wait || guard.capturing != no_stream) return false;
+      return driver_->event_synchronize(guard.device, guard.event) != Status::not_ready;
+    });
     if (!done) {
       still.push_back(std::move(entry));
       continue;

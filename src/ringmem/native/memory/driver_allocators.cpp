@@ -4,6 +4,8 @@
 #include <new>
 #include <string>
 
+#include "memory/event_order.hpp"
+
 namespace ringmem {
 namespace {
 
@@ -40,6 +42,9 @@ Status record(Driver& driver, int device, Block& block, StreamHandle stream) {
 // `later` waits, on the device, for what `earlier` has to do now.
 Status order(Driver& driver, EventCache& events, const Recorded& earlier, int device,
              StreamHandle later) noexcept {
+  if (capture_between(driver, earlier.device, earlier.stream, device, later)) {
+    return Status::stream_capture_isolation;
+  }
   EventHandle event = 0;
   Status status = events.take(earlier.device, &event);
   if (!ok(status)) return status;

@@ -1,9 +1,39 @@
-// Ordering one stream after another with an event that nobody keeps.
+// Events that nobody keeps for long: ordering one stream after another, and knowing when work is
+// done that may still use memory.
 #pragma once
 
 #include "driver/driver.hpp"
+#include "memory/allocator.hpp"
 
 namespace ringmem {
+
+// An event behind the work that must be done. On a stream that was capturing it is recorded once
+// the capture is over: an event in a capture can be asked for nothing.
+struct Guard {
+  int device = 0;
+  EventHandle event = 0;
+  StreamHandle capturing = no_stream;
+};
+
+// Puts the guard's event, which is not recorded yet, behind what `stream` was given.
+inline Status mark_stream(Driver& driver, StreamHandle stream, Guard* guard) noexcept {
+  if (is_capturing(driver, guard->device, stream)) {
+    guard->capturing = stream;
+    return Status::success;
+  }
+  guard->capturing = no_stream;
+  return driver.event_record(guard->device, guard->event, stream);
+}
+
+// A device that failed, or a stream that is gone, has no work left.
+inline bool is_done(Driver& driver, Guard& guard) noexcept {
+  if (guard.capturing != no_stream) {
+    const Status status = mark_stream(driver, guard.capturing, &guard);
+    if (guard.capturing != no_stream) return false;
+    if (!ok(status)) return true;
+  }
+  return driver.event_query(guard.device, guard.event) != Status::not_ready;
+}
 
 // Destroys an event; repeats a call that fails, since there is nobody left who could.
 inline void destroy_event(Driver& driver, int device, EventHandle event) noexcept {
@@ -20,10 +50,20 @@ inline int device_of_stream(Driver& driver, int device, StreamHandle stream) noe
   return owner;
 }
 
+// Whether only one of the streams captures. If that one waited for the other its capture would be
+// spoiled, and if the other waited for it that would join the capture: neither is done unasked.
+inline bool capture_between(Driver& driver, int a_device, StreamHandle a, int b_device,
+                            StreamHandle b) noexcept {
+  return is_capturing(driver, a_device, a) != is_capturing(driver, b_device, b);
+}
+
 // `later` waits, on its device, for the work that `earlier` has now. A queued wait keeps what it
-// waits for, so the event can go at once.
+// waits for, so the event can go at once. stream_capture_isolation where a capture is between them.
 inline Status order_streams(Driver& driver, int earlier_device, StreamHandle earlier,
                             int later_device, StreamHandle later) noexcept {
+  if (capture_between(driver, earlier_device, earlier, later_device, later)) {
+    return Status::stream_capture_isolation;
+  }
   EventHandle event = 0;
   Status status = driver.event_create(earlier_device, EventFlags{}, &event);
   if (!ok(status)) return status;

@@ -9,8 +9,6 @@
 #include <thread>
 #include <utility>
 
-#include "memory/event_order.hpp"
-
 namespace ringmem {
 namespace {
 
@@ -112,11 +110,10 @@ void Reaper::set_hooks(Hooks hooks) noexcept {
   hooks_ = hooks;
 }
 
-// An event that fails is a device that failed: nothing is left to wait for.
 bool Reaper::ready(ReaperJob& job) noexcept {
   while (!job.guards.empty()) {
-    const Guard guard = job.guards.back();
-    if (job.driver->event_query(guard.device, guard.event) == Status::not_ready) return false;
+    Guard& guard = job.guards.back();
+    if (!is_done(*job.driver, guard)) return false;
     destroy_event(*job.driver, guard.device, guard.event);
     job.guards.pop_back();
   }

@@ -12,19 +12,14 @@
 #include <vector>
 
 #include "driver/driver.hpp"
+#include "memory/event_order.hpp"
 
 namespace ringmem {
-
-// An event that must be complete before a release may run. Destroyed by the reaper.
-struct Guard {
-  int device = 0;
-  EventHandle event = 0;
-};
 
 // A release and everything it needs, held until it ran.
 struct ReaperJob {
   DriverRef driver;
-  std::vector<Guard> guards;
+  std::vector<Guard> guards;    // must be done first; their events are destroyed by the reaper
   std::function<Status()> run;  // may block; must not throw
   std::string what;             // for the report of a failure: "cuMemFreeHost of 4096 bytes"
 };

@@ -30,6 +30,7 @@ struct DebugAllocator::Record {
   Block whole;  // with the red zones
   Block block;  // as the user sees it
   StreamHandle stream;
+  bool captured = false;  // allocated in the capture of a graph
   std::string place;
   std::atomic<bool> reached{false};  // the stream has come to the allocation
 };
@@ -141,6 +142,8 @@ Block DebugAllocator::allocate(std::size_t nbytes, StreamHandle stream, std::siz
   if (const auto place = place_of_caller.load()) record->place = place();
   const int device = pool_.device();
   const DevicePtr ptr = record->block.ptr;
+  record->captured = is_capturing(driver_, device, stream);
+  if (record->captured) return enter(record);
   Status status = driver_.fill_async(device, ptr - red_bytes, red_byte, 1, red_bytes, stream);
   if (ok(status)) status = driver_.fill_async(device, ptr, fresh_byte, 1, nbytes, stream);
   if (ok(status)) status = driver_.fill_async(device, ptr + nbytes, red_byte, 1, red_bytes, stream);
@@ -153,10 +156,19 @@ Block DebugAllocator::allocate(std::size_t nbytes, StreamHandle stream, std::siz
     (void)pool_.deallocate(record->whole, stream);
     check(status, "cuMemsetAsync");
   }
+  return enter(record);
+}
+
+Block DebugAllocator::enter(const std::shared_ptr<Record>& record) {
   const std::lock_guard guard(mutex_);
-  freed_.erase(ptr);
-  live_[ptr] = record;
+  freed_.erase(record->block.ptr);
+  live_[record->block.ptr] = record;
   return record->block;
+}
+
+// What a graph does is done whenever it is launched: nothing of it can be checked.
+bool DebugAllocator::checkable(const Record& record, StreamHandle stream) noexcept {
+  return !record.captured && !is_capturing(driver_, pool_.device(), stream);
 }
 
 Status DebugAllocator::record_stream(Block& block, StreamHandle stream) {
@@ -167,7 +179,7 @@ Status DebugAllocator::record_stream(Block& block, StreamHandle stream) {
     if (found == live_.end()) return Status::illegal_state;
     record = found->second;
   }
-  if (stream != record->stream) {
+  if (stream != record->stream && checkable(*record, stream)) {
     const Status status = check_order(record, stream, DebugReport::Kind::unordered_use);
     if (!ok(status)) return status;
   }
@@ -231,10 +243,12 @@ Status DebugAllocator::deallocate(const Block& block, StreamHandle stream) noexc
            twice ? "freed twice" : "freed, and never allocated here");
     return Status::illegal_state;
   }
-  if (stream != record->stream) {
-    (void)check_order(record, stream, DebugReport::Kind::unordered_free);
+  if (checkable(*record, stream)) {
+    if (stream != record->stream) {
+      (void)check_order(record, stream, DebugReport::Kind::unordered_free);
+    }
+    inspect(record, stream);
   }
-  inspect(record, stream);
   return pool_.deallocate(record->whole, stream);
 }
 

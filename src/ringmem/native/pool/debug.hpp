@@ -68,6 +68,8 @@ class DebugAllocator final : public Allocator {
   struct Check;
   struct Findings;
 
+  Block enter(const std::shared_ptr<Record>& record);
+  bool checkable(const Record& record, StreamHandle stream) noexcept;
   Check* get_check();
   Status launch(StreamHandle stream, HostFunction function, Check* check) noexcept;
   Status check_order(const std::shared_ptr<Record>& record, StreamHandle stream,

@@ -291,6 +291,10 @@ Status LateDriver::stream_wait_event(int device, StreamHandle stream, EventHandl
   return inner_->stream_wait_event(device, stream, event);
 }
 
+Status LateDriver::stream_capturing(int device, StreamHandle stream, bool* capturing) noexcept {
+  return inner_->stream_capturing(device, stream, capturing);
+}
+
 Status LateDriver::stream_device(StreamHandle stream, int* device) noexcept {
   return inner_->stream_device(stream, device);
 }

@@ -112,6 +112,7 @@ class Pool final : public Allocator {
     std::size_t alignment;  // 0: that of any block
     int slot;
     StreamHandle stream;
+    bool no_wait = false;  // the stream captures: it cannot wait for work outside its graph
 
     // What must be found so that an aligned block fits for certain.
     std::uint32_t roomy() const noexcept {

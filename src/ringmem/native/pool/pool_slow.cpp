@@ -16,20 +16,31 @@ thread_local bool in_callback = false;
 }  // namespace
 
 // A live node that the stream may use: found, or made by growing.
-Node* Pool::obtain(const Want& want) {
+Node* Pool::obtain(const Want& wanted) {
+  Want want = wanted;
   for (;;) {
     Node* node = search(want);
     if (!node) node = grow(want);
     const Tag tag = node->tag;
     const Status status = streams_.order_after(want.slot, want.stream, tag);
     if (ok(status)) return node;
+    const bool captures = status == Status::stream_capture_isolation;
+    if (captures && want.no_wait) {  // new pages were joined to memory in use: the host waits
+      (void)streams_.synchronize();
+      if (streams_.ordered(want.slot, tag)) return node;
+    }
     give_back(node, tag);
+    if (captures && !want.no_wait) {
+      want.no_wait = true;
+      continue;
+    }
     // A stream in the tag is gone: the next search passes such memory by.
     if (streams_.orderable(tag)) check(status, "cuStreamWaitEvent");
   }
 }
 
 Node* Pool::search(const Want& want) {
+  streams_.look_at_captures();
   // With a few streams the others' parked blocks join in: best fit then finds what it would find
   // with one. With many, leaving their locks alone is worth more.
   const int active = streams_.active();
@@ -47,12 +58,14 @@ Node* Pool::search_locked(const Want& want) {
   if (streams_.active() > 1 || want.slot == StreamOrder::shared_slot) {
     Node* ordered = space.best_foreign(want.slot, units, true);
     if (!own || (ordered && ordered->units < own->units)) own = ordered;
-    Node* other = space.best_foreign(want.slot, units, false);
+    Node* other = want.no_wait ? nullptr : space.best_foreign(want.slot, units, false);
     if (!own || (other && own->units > other->units + other->units / 32)) own = other;
   }
   if (own) return cut(want, own);
   Node* tail = space.tail();
-  const bool fits = tail && tail->units >= units && streams_.orderable(tail->tag);
+  const bool fits = tail && tail->units >= units &&
+                    (want.no_wait ? streams_.ordered(want.slot, tail->tag)
+                                  : streams_.orderable(tail->tag));
   return fits ? cut(want, tail) : nullptr;
 }
 
@@ -127,6 +140,10 @@ void Pool::out_of_memory(const Want& want, Status status, const char* operation)
   std::string detail = std::to_string(*shortage.requested) + " bytes requested, " +
                        std::to_string(now.allocated) + " allocated, " +
                        std::to_string(now.cached) + " cached";
+  if (streams_.any_captures()) {
+    detail += ", and what was freed on a stream that is being captured into a graph stays that "
+              "stream's until the capture is over";
+  }
   if (limit() != unlimited) detail += ", the pool's limit is " + std::to_string(limit());
   throw OutOfMemory(operation ? operation : "Pool.allocate", shortage, detail);
 }

@@ -78,8 +78,7 @@ int StreamOrder::add(StreamHandle stream) noexcept {
   slot.used = true;
   slot.retired = false;
   for (auto& known : known_[index]) known.store(0, relaxed);
-  dead_.fetch_and(~bit(index), relaxed);
-  released_.fetch_and(~bit(index), relaxed);
+  for (auto* bits : {&dead_, &capturing_, &released_}) bits->fetch_and(~bit(index), relaxed);
   insert_locked(key, index);
   return index;
 }
@@ -128,6 +127,10 @@ Status StreamOrder::stamp_shared(StreamHandle stream, std::uint64_t others, Tag*
     slot.lost = std::min(slot.lost, epoch);
     slot.last_lost = epoch;
     dead_.fetch_or(bit(shared_slot), relaxed);
+    if (status == Status::stream_capture_unsupported) {
+      slot.stream = stream;  // whose capture must be over before the device is waited for
+      capturing_.fetch_or(bit(shared_slot), relaxed);
+    }
   }
   *tag = {bit(shared_slot) | others, epoch};
   note_frees(tag->mask, epoch);
@@ -170,10 +173,31 @@ EventHandle StreamOrder::get_event_locked(Status* status) noexcept {
   return event;
 }
 
+bool StreamOrder::capturing_locked(StreamHandle stream, Status* status) noexcept {
+  bool capturing = false;
+  calls_.fetch_add(1, relaxed);
+  *status = driver_.stream_capturing(device_, stream, &capturing);
+  return capturing;
+}
+
+// The memory of streams whose captures are over can be had again. Of a stream that is gone too, as
+// far as captures go: an event cannot be recorded there either, and then it is dead.
+void StreamOrder::end_captures() noexcept {
+  const SpinGuard guard(lock_);
+  for (std::uint64_t rest = capturing_.load(relaxed); rest; rest &= rest - 1) {
+    const int index = std::countr_zero(rest);
+    Status status = Status::success;
+    if (!slot_[index].retired && capturing_locked(slot_[index].stream, &status)) continue;
+    capturing_.fetch_and(~bit(index), relaxed);
+  }
+}
+
 // Records one more event. The epoch moves on first: a free stamped with the old one was submitted
 // before the record.
 Status StreamOrder::fly_locked(Slot& slot, StreamHandle stream) noexcept {
   Status status;
+  if (capturing_locked(stream, &status)) return Status::stream_capture_unsupported;
+  if (!ok(status)) return status;
   const EventHandle event = get_event_locked(&status);
   if (!ok(status)) return status;
   const std::uint64_t covered = epoch_.fetch_add(1);
@@ -198,7 +222,9 @@ Status StreamOrder::cover_locked(int index, std::uint64_t epoch) noexcept {
     return Status::invalid_handle;
   }
   const Status status = fly_locked(slot, slot.stream);
-  if (!ok(status)) {
+  if (status == Status::stream_capture_unsupported) {
+    capturing_.fetch_or(bit(index), relaxed);
+  } else if (!ok(status)) {
     dead_.fetch_or(bit(index), relaxed);
     retire_locked(index);
   }
@@ -231,6 +257,7 @@ Status StreamOrder::wait_locked(int slot, StreamHandle stream, int other,
 Status StreamOrder::order_after(int slot, StreamHandle stream, Tag tag) noexcept {
   if (ordered(slot, tag)) return Status::success;
   const SpinGuard guard(lock_);
+  if (Status status; capturing_locked(stream, &status)) return Status::stream_capture_isolation;
   if (slot != shared_slot) tag.mask &= ~bit(slot);
   for (std::uint64_t rest = tag.mask; rest; rest &= rest - 1) {
     const int other = std::countr_zero(rest);
@@ -294,7 +321,7 @@ Status StreamOrder::synchronize() noexcept {
     }
     dead = dead_.load(relaxed);
   }
-  if (dead) {
+  if (dead && !any_captures()) {  // the driver refuses it during a capture, and spoils that
     // The stream of some free is gone and no event can be recorded for it: only the device itself
     // still knows when that work is done.
     if (const Status status = driver_.synchronize(device_); !ok(status)) return status;

@@ -61,12 +61,21 @@ class StreamOrder {
   bool complete(Tag tag) const noexcept { return ordered(-1, tag); }
   // The tag without the streams whose work is known to be done.
   Tag pending(Tag tag) const noexcept;
-  // Whether order can be had by an event: false while a destroyed stream is in the tag.
+  // Whether order can be had by an event: false while a destroyed stream is in the tag, or one whose
+  // work is being captured into a graph (whoever waited for its event would join the capture).
   bool orderable(Tag tag) const noexcept {
-    return (tag.mask & dead_.load(std::memory_order_relaxed)) == 0 || complete(tag);
+    const std::uint64_t barred = dead_.load(std::memory_order_relaxed) |
+                                 capturing_.load(std::memory_order_relaxed);
+    return (tag.mask & barred) == 0 || complete(tag);
   }
-  // Makes `stream` (of `slot`) wait on the device for what the tag names.
+  // Makes `stream` (of `slot`) wait on the device for what the tag names. A stream that captures
+  // can wait for nothing outside its graph: stream_capture_isolation.
   Status order_after(int slot, StreamHandle stream, Tag tag) noexcept;
+  // Looks which captures are over, of those that were met.
+  void look_at_captures() noexcept {
+    if (any_captures()) [[unlikely]] end_captures();
+  }
+  bool any_captures() const noexcept { return capturing_.load(std::memory_order_relaxed) != 0; }
   // Records events for what the tag names, so that it can be seen to complete.
   void record(Tag tag) noexcept;
   // Looks which events have completed; never waits.
@@ -128,6 +137,8 @@ class StreamOrder {
   void retire_locked(int slot) noexcept;
   void revive_locked(int slot, std::uint64_t covered) noexcept;
   EventHandle get_event_locked(Status* status) noexcept;
+  bool capturing_locked(StreamHandle stream, Status* status) noexcept;
+  [[gnu::noinline]] void end_captures() noexcept;
 
   Driver& driver_;
   const int device_;
@@ -136,6 +147,7 @@ class StreamOrder {
   std::atomic<int> active_{0};
   std::atomic<std::uint64_t> epoch_{1};
   std::atomic<std::uint64_t> dead_{0};
+  std::atomic<std::uint64_t> capturing_{0};  // found to capture when an event was wanted
   std::atomic<std::uint64_t> released_{0};  // all that their streams did has an event
   std::array<std::atomic<std::uint64_t>, slots> last_free_{};
   std::array<std::atomic<std::uint64_t>, slots> completed_{};

@@ -174,7 +174,8 @@ Status CudaDriver::relax_capture(bool relaxed, bool* previous) noexcept {
     return Status::success;
   }
   CUstreamCaptureMode mode = relaxed ? CU_STREAM_CAPTURE_MODE_RELAXED : before;
-  const Status status = plain(&F::ThreadExchangeStreamCaptureMode, &mode);
+  const Status status =
+      cuda::call(state_->library.functions.ThreadExchangeStreamCaptureMode, &mode);
   if (!ok(status)) return status;
   *previous = mode == CU_STREAM_CAPTURE_MODE_RELAXED;
   if (relaxed && !*previous) before = mode;

@@ -1,5 +1,6 @@
 // The CUDA driver as a Driver. Loads the library at its first operation; binds the primary context
-// of the device around every call that needs one and leaves the caller's context as it was.
+// of the device around every call that needs one and leaves the caller's context as it was. No call
+// spoils a graph capture elsewhere in the process, but for synchronize(), which the driver refuses.
 #pragma once
 
 #include <memory>
@@ -27,6 +28,7 @@ class CudaDriver final : public Driver {
  private:
   struct State;
   class Scope;
+  class Relaxed;
 
   // Loads at the first call; not_initialized where that failed.
   inline Status ready() const noexcept;

@@ -91,6 +91,7 @@ inline constexpr int oldest_cuda_driver = 12000;
   X(StreamWaitEvent, 3020)              \
   X(StreamGetDevice, 12080)             \
   X(StreamGetCtx, 9020)                 \
+  X(StreamIsCapturing, 10000)           \
   X(StreamWaitValue32, 11070)           \
   X(StreamWriteValue32, 11070)          \
   X(LaunchHostFunc, 10000)              \

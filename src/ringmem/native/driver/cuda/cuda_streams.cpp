@@ -118,6 +118,16 @@ Status CudaDriver::stream_device(StreamHandle handle, int* device) noexcept {
   return Status::invalid_device;
 }
 
+Status CudaDriver::stream_capturing(int device, StreamHandle handle, bool* capturing) noexcept {
+  CUstreamCaptureStatus state = CU_STREAM_CAPTURE_STATUS_NONE;
+  const Status status = within(device, &F::StreamIsCapturing, stream(handle), &state);
+  // The legacy default stream while another that waits for it captures: nothing runs on it either.
+  const bool implicit = status == Status::stream_capture_implicit;
+  if (!ok(status) && !implicit) return status;
+  *capturing = implicit || state != CU_STREAM_CAPTURE_STATUS_NONE;
+  return Status::success;
+}
+
 Status CudaDriver::stream_wait_value(int device, StreamHandle handle, DevicePtr ptr,
                                      std::uint32_t value) noexcept {
   return within(device, &F::StreamWaitValue32, stream(handle), CUdeviceptr{ptr}, value,

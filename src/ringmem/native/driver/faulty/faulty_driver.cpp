@@ -117,6 +117,14 @@ Status FaultyDriver::release(Operation operation, int device, std::initializer_l
     return act(Operation::name, device, [&] { return inner_->name arguments; });     \
   }
 // The last parameter is the output, `out` in the arguments.
+// One that spoils the capture of a graph, or is refused because of one.
+#define GUARDED(name, captures, device, parameters, arguments)                       \
+  Status FaultyDriver::name parameters noexcept {                                    \
+    return act(Operation::name, device, [&] {                                        \
+      const Status status = captures;                                                \
+      return ok(status) ? inner_->name arguments : status;                           \
+    });                                                                              \
+  }
 #define QUERY(name, device, result, parameters, arguments)                           \
   Status FaultyDriver::name parameters noexcept {                                    \
     return query(Operation::name, device, result,                                    \
@@ -130,7 +138,7 @@ QUERY(driver_version, none, version, (int* version), (out))
 QUERY(device_info, device, info, (int device, DeviceInfo* info), (device, out))
 QUERY(attribute, device, value, (int device, Attribute which, int* value), (device, which, out))
 QUERY(memory_info, device, info, (int device, MemoryInfo* info), (device, out))
-ACT(synchronize, device, (int device), (device))
+GUARDED(synchronize, captures_.synchronize(), device, (int device), (device))
 QUERY(primary_context, device, context, (int device, std::uint64_t* context), (device, out))
 QUERY(host_device_pointer, device, dptr, (int device, void* ptr, DevicePtr* dptr),
       (device, ptr, out))
@@ -181,10 +189,12 @@ ACT(fill_async, device,
     (int device, DevicePtr ptr, std::uint32_t value, int value_bytes, size count,
      StreamHandle stream),
     (device, ptr, value, value_bytes, count, stream))
-ACT(stream_query, device, (int device, StreamHandle stream), (device, stream))
-ACT(stream_synchronize, device, (int device, StreamHandle stream), (device, stream))
-ACT(stream_wait_event, device, (int device, StreamHandle stream, EventHandle event),
-    (device, stream, event))
+GUARDED(stream_query, captures_.stream_query({device, stream}), device,
+        (int device, StreamHandle stream), (device, stream))
+GUARDED(stream_synchronize, captures_.stream_query({device, stream}), device,
+        (int device, StreamHandle stream), (device, stream))
+GUARDED(stream_wait_event, captures_.stream_wait_event({device, stream}, event), device,
+        (int device, StreamHandle stream, EventHandle event), (device, stream, event))
 QUERY(stream_device, none, device, (StreamHandle stream, int* device), (stream, out))
 ACT(stream_wait_value, device,
     (int device, StreamHandle stream, DevicePtr ptr, std::uint32_t value),
@@ -192,10 +202,10 @@ ACT(stream_wait_value, device,
 ACT(stream_write_value, device,
     (int device, StreamHandle stream, DevicePtr ptr, std::uint32_t value),
     (device, stream, ptr, value))
-ACT(event_record, device, (int device, EventHandle event, StreamHandle stream),
-    (device, event, stream))
-ACT(event_query, device, (int device, EventHandle event), (device, event))
-ACT(event_synchronize, device, (int device, EventHandle event), (device, event))
+GUARDED(event_query, captures_.event_query(event), device, (int device, EventHandle event),
+        (device, event))
+GUARDED(event_synchronize, captures_.event_query(event), device, (int device, EventHandle event),
+        (device, event))
 QUERY(event_elapsed, device, milliseconds,
       (int device, EventHandle start, EventHandle end, float* milliseconds),
       (device, start, end, out))
@@ -203,7 +213,24 @@ QUERY(peer_can_access, device, can, (int device, int peer, bool* can), (device, 
 QUERY(relax_capture, none, previous, (bool relaxed, bool* previous), (relaxed, out))
 
 #undef ACT
+#undef GUARDED
 #undef QUERY
+
+Status FaultyDriver::event_record(int device, EventHandle event, StreamHandle stream) noexcept {
+  return act(Operation::event_record, device, [&] {
+    const Status status = inner_->event_record(device, event, stream);
+    if (ok(status)) captures_.event_recorded(event, {device, stream});
+    return status;
+  });
+}
+
+Status FaultyDriver::stream_capturing(int device, StreamHandle stream, bool* capturing) noexcept {
+  return query(Operation::stream_capturing, device, capturing, [&](bool* out) {
+    const Status status = inner_->stream_capturing(device, stream, out);
+    if (ok(status)) *out = *out || captures_.capturing({device, stream});
+    return status;
+  });
+}
 
 // --- operations that create and release ----------------------------------------------------------
 

@@ -1,10 +1,12 @@
-// A driver around another one that fails the n-th call of an operation, delays calls and counts
-// live objects. It is how tests prove that whatever fails, nothing is lost.
+// A driver around another one that fails the n-th call of an operation, delays calls, counts live
+// objects and pretends that graphs are captured. It is how tests prove that whatever fails, nothing
+// is lost.
 #pragma once
 
 #include <cstdint>
 
 #include "driver/driver.hpp"
+#include "driver/faulty/captures.hpp"
 #include "driver/faulty/fault_plan.hpp"
 #include "driver/faulty/live_objects.hpp"
 
@@ -20,6 +22,7 @@ class FaultyDriver final : public Driver {
 
   FaultPlan& plan() noexcept { return plan_; }
   const LiveObjects& live() const noexcept { return live_; }
+  Captures& captures() noexcept { return captures_; }
   const DriverRef& inner() const noexcept { return inner_; }
 
 #include "driver/overrides.inc"
@@ -43,6 +46,7 @@ class FaultyDriver final : public Driver {
   DriverRef inner_;
   FaultPlan plan_;
   LiveObjects live_;
+  Captures captures_;
 };
 
 }  // namespace ringmem

@@ -154,6 +154,7 @@ class HostDriver final : public Driver {
   Status stream_synchronize(int device, StreamHandle stream) noexcept override;
   Status stream_wait_event(int device, StreamHandle stream, EventHandle event) noexcept override;
   Status stream_device(StreamHandle stream, int* device) noexcept override;
+  Status stream_capturing(int device, StreamHandle stream, bool* capturing) noexcept override;
   Status stream_wait_value(int device, StreamHandle stream, DevicePtr ptr,
                            std::uint32_t value) noexcept override;
   Status stream_write_value(int device, StreamHandle stream, DevicePtr ptr,

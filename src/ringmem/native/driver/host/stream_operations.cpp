@@ -128,6 +128,14 @@ Status HostDriver::stream_device(StreamHandle stream, int* device) noexcept {
   });
 }
 
+// The simulation has no graphs.
+Status HostDriver::stream_capturing(int device, StreamHandle stream, bool* capturing) noexcept {
+  return on_stream(*machine_, device, stream, [&](Device&, const auto&) {
+    *capturing = false;
+    return Status::success;
+  });
+}
+
 Status HostDriver::stream_wait_value(int device, StreamHandle stream, DevicePtr ptr,
                                      std::uint32_t value) noexcept {
   return on_stream(*machine_, device, stream, [&](Device& d, const auto& queue) -> Status {

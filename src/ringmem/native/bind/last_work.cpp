@@ -1,0 +1,56 @@
+#include "bind/last_work.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace ringmem::bind {
+namespace {
+
+// Puts an event behind what an open stream has now; false where the driver will not.
+bool mark(Driver& driver, const LastUse& use, std::vector<Guard>* guards) {
+  Guard guard{use.device->ordinal};
+  guards->reserve(guards->size() + 1);
+  if (!ok(driver.event_create(guard.device, EventFlags{}, &guard.event))) return false;
+  if (ok(mark_stream(driver, use.handle, &guard))) {
+    guards->push_back(guard);
+    return true;
+  }
+  destroy_event(driver, guard.device, guard.event);
+  return false;
+}
+
+}  // namespace
+
+void release_after(const std::vector<LastUse>& uses, ReaperJob&& job) {
+  std::vector<Guard> last;  // events that the closed streams keep
+  std::vector<int> devices;
+  try {
+    for (const LastUse& use : uses) {
+      if (use.device->driver != job.driver) continue;
+      const int device = use.device->ordinal;
+      const bool closed = use.object && use.object->closed.load(std::memory_order_acquire);
+      const EventHandle event = closed ? use.object->last_work.load(std::memory_order_acquire) : 0;
+      if (event) {
+        last.push_back({device, event});
+      } else if (closed || !mark(*job.driver, use, &job.guards)) {
+        if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
+          devices.push_back(device);
+        }
+      }
+    }
+    job.run = [driver = job.driver, last, devices, release = std::move(job.run)] {
+      // What cannot be waited for any more has no work left that could use the memory.
+      for (const Guard& guard : last) {
+        static_cast<void>(driver->event_synchronize(guard.device, guard.event));
+      }
+      for (const int device : devices) static_cast<void>(driver->synchronize(device));
+      return release();
+    };
+    Reaper::instance().post(std::move(job));
+  } catch (...) {
+    for (const Guard& guard : job.guards) destroy_event(*job.driver, guard.device, guard.event);
+    throw;
+  }
+}
+
+}  // namespace ringmem::bind

@@ -1,0 +1,24 @@
+// Releases of memory whose stream was closed first: no handle names that work any more.
+#pragma once
+
+#include <vector>
+
+#include "bind/objects.hpp"
+#include "memory/reaper.hpp"
+
+namespace ringmem::bind {
+
+// A stream that used the memory. `object` is null for a default stream; `handle` is valid where that
+// is open.
+struct LastUse {
+  const NativeDevice* device;
+  StreamHandle handle;
+  const NativeStream* object;
+};
+
+// Has the reaper run the job once all that the streams were given is done. A closed stream left an
+// event; where it could not, its device is waited for. The job must keep the streams. Throws
+// std::bad_alloc or std::system_error, and then nothing happened.
+void release_after(const std::vector<LastUse>& uses, ReaperJob&& job);
+
+}  // namespace ringmem::bind
