@@ -315,7 +315,8 @@ def ring_kernel_made_and_ended(room):
 def test_a_capture_elsewhere_goes_on(room, name):
     target = room.keep(ringmem.zeros(16, "uint8", device=room.device, stream=room.captured))
     beside = OPERATIONS[name](room)
-    room.device.synchronize()
+    room.captured.synchronize()
+    room.stream.synchronize()
     half = target[:8]
     with room.capture() as launch:
         assert room.captured.is_capturing

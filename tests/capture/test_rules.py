@@ -41,6 +41,10 @@ def make_others_wait_for_it(room, driver, event, ptr):
     driver.fill_async(0, ptr, 1, 1, 16, room.stream.handle)
 
 
+def ask_for_the_device(room, driver, event, ptr):
+    driver.stream_device(room.captured.handle)
+
+
 def go_on_elsewhere(room, driver, event, ptr):
     driver.event_record(0, event, room.stream.handle)
     driver.event_synchronize(0, event)
@@ -61,6 +65,7 @@ def go_on_elsewhere(room, driver, event, ptr):
         (synchronize_the_device, UNSUPPORTED, INVALIDATED),
         (make_it_wait_for_others, ISOLATION, INVALIDATED),
         (make_others_wait_for_it, 0, UNJOINED),
+        (ask_for_the_device, UNSUPPORTED, 0),  # ours: the driver's own question spoils it
         (go_on_elsewhere, 0, 0),
     ],
 )

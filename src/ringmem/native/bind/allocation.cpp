@@ -86,6 +86,8 @@ Status free_after_everything(const AllocationObject* self) noexcept {
     const auto* stream = nb::inst_ptr<NativeStream>(self->stream_owner);
     release_after({{self->device, self->stream, stream}}, std::move(job));
     return Status::success;
+  } catch (const DriverError& error) {
+    return error.status;
   } catch (...) {  // no memory or no thread for the job
     return Status::operating_system;
   }

@@ -234,6 +234,8 @@ Status Buffer::release(const StreamRef* free_on, bool finalizing) noexcept {
     error.restore();
     keep_python_error();
     return Status::unknown;
+  } catch (const DriverError& error) {
+    return error.status;
   } catch (...) {
     return Status::operating_system;  // no memory or no thread for the release
   }

@@ -11,11 +11,14 @@ bool mark(Driver& driver, const LastUse& use, std::vector<Guard>* guards) {
   Guard guard{use.device->ordinal};
   guards->reserve(guards->size() + 1);
   if (!ok(driver.event_create(guard.device, EventFlags{}, &guard.event))) return false;
-  if (ok(mark_stream(driver, use.handle, &guard))) {
+  const Status status = mark_stream(driver, use.handle, guard);
+  if (ok(status)) {
     guards->push_back(guard);
     return true;
   }
   destroy_event(driver, guard.device, guard.event);
+  // Waiting for the device would spoil the capture.
+  if (status == Status::stream_capture_unsupported) throw DriverError(status, "cuEventRecord");
   return false;
 }
 

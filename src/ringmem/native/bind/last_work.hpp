@@ -18,7 +18,8 @@ struct LastUse {
 
 // Has the reaper run the job once all that the streams were given is done. A closed stream left an
 // event; where it could not, its device is waited for. The job must keep the streams. Throws
-// std::bad_alloc or std::system_error, and then nothing happened.
+// DriverError while an open stream captures, std::bad_alloc or std::system_error; then nothing
+// happened.
 void release_after(const std::vector<LastUse>& uses, ReaperJob&& job);
 
 }  // namespace ringmem::bind

@@ -100,7 +100,7 @@ void mark_last_work(NativeStream& self) noexcept {
   Driver& driver = *self.device->driver;
   Guard last{self.device->ordinal};
   if (!ok(driver.event_create(last.device, EventFlags{}, &last.event))) return;
-  if (ok(mark_stream(driver, self.handle, &last)) && last.capturing == no_stream) {
+  if (ok(mark_stream(driver, self.handle, last))) {
     self.last_work.store(last.event, std::memory_order_release);
   } else {
     destroy_event(driver, last.device, last.event);

@@ -263,7 +263,7 @@ Status ArenaPool::mark(StreamHandle stream, std::vector<Guard>* guards) noexcept
   Guard guard{device_of_stream(*driver_, device_, stream)};
   Status status = events_.take(guard.device, &guard.event);
   if (!ok(status)) return status;
-  status = mark_stream(*driver_, stream, &guard);
+  status = mark_stream(*driver_, stream, guard);
   try {
     if (ok(status)) guards->push_back(guard);
   } catch (...) {
@@ -287,11 +287,12 @@ void ArenaPool::settle(bool wait) {
   }
   std::deque<Pending> still;
   for (Pending& entry : looked_at) {
-    const bool done = std::all_of(entry.guards.begin(), entry.guards.end(), [&](Guard& guard) {
-      if (is_done(*driver_, guard)) return true;
-      if (!wait || guard.capturing != no_stream) return false;
-      return driver_->event_synchronize(guard.device, guard.event) != Status::not_ready;
-    });
+    const bool done = std::all_of(
+        entry.guards.begin(), entry.guards.end(), [&](const Guard& guard) {
+          // A device that failed has no work left that could use the memory.
+          return (wait ? driver_->event_synchronize(guard.device, guard.event)
+                       : driver_->event_query(guard.device, guard.event)) != Status::not_ready;
+        });
     if (!done) {
       still.push_back(std::move(entry));
       continue;

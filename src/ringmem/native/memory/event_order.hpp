@@ -3,36 +3,20 @@
 #pragma once
 
 #include "driver/driver.hpp"
-#include "memory/allocator.hpp"
 
 namespace ringmem {
 
-// An event behind the work that must be done. On a stream that was capturing it is recorded once
-// the capture is over: an event in a capture can be asked for nothing.
+// An event behind the work that must be done.
 struct Guard {
   int device = 0;
   EventHandle event = 0;
-  StreamHandle capturing = no_stream;
 };
 
-// Puts the guard's event, which is not recorded yet, behind what `stream` was given.
-inline Status mark_stream(Driver& driver, StreamHandle stream, Guard* guard) noexcept {
-  if (is_capturing(driver, guard->device, stream)) {
-    guard->capturing = stream;
-    return Status::success;
-  }
-  guard->capturing = no_stream;
-  return driver.event_record(guard->device, guard->event, stream);
-}
-
-// A device that failed, or a stream that is gone, has no work left.
-inline bool is_done(Driver& driver, Guard& guard) noexcept {
-  if (guard.capturing != no_stream) {
-    const Status status = mark_stream(driver, guard.capturing, &guard);
-    if (guard.capturing != no_stream) return false;
-    if (!ok(status)) return true;
-  }
-  return driver.event_query(guard.device, guard.event) != Status::not_ready;
+// Puts the guard's event behind what `stream` was given. Refused where that is captured: the graph may
+// be launched at any time, and an event in it can be asked for nothing.
+inline Status mark_stream(Driver& driver, StreamHandle stream, const Guard& guard) noexcept {
+  if (is_capturing(driver, guard.device, stream)) return Status::stream_capture_unsupported;
+  return driver.event_record(guard.device, guard.event, stream);
 }
 
 // Destroys an event; repeats a call that fails, since there is nobody left who could.

@@ -50,7 +50,7 @@ class Marks {
     Status status = driver_.event_create(device, EventFlags{}, &event);
     if (!ok(status)) return status;
     guards.push_back({device, event});
-    return mark_stream(driver_, stream, &guards.back());
+    return mark_stream(driver_, stream, guards.back());
   }
 
   std::vector<Guard> guards;

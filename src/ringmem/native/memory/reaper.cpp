@@ -110,10 +110,11 @@ void Reaper::set_hooks(Hooks hooks) noexcept {
   hooks_ = hooks;
 }
 
+// An event that fails is a device that failed: nothing is left to wait for.
 bool Reaper::ready(ReaperJob& job) noexcept {
   while (!job.guards.empty()) {
-    Guard& guard = job.guards.back();
-    if (!is_done(*job.driver, guard)) return false;
+    const Guard guard = job.guards.back();
+    if (job.driver->event_query(guard.device, guard.event) == Status::not_ready) return false;
     destroy_event(*job.driver, guard.device, guard.event);
     job.guards.pop_back();
   }

@@ -104,6 +104,12 @@ Status device_by_context(const CudaFunctions& cu, CUstream of, CUdevice* device)
 Status CudaDriver::stream_device(StreamHandle handle, int* device) noexcept {
   if (Status status = ready(); !ok(status)) return status;
   const CudaFunctions& cu = state_->library.functions;
+  // A stream that captures must not be asked: that spoils the capture.
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (ok(cuda::call(cu.StreamIsCapturing, stream(handle), &capture)) &&
+      capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+    return Status::stream_capture_unsupported;
+  }
   CUdevice cu_device = 0;
   const Status status = cu.StreamGetDevice
                             ? cuda::call(cu.StreamGetDevice, stream(handle), &cu_device)
