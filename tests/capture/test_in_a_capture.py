@@ -3,6 +3,7 @@
 import gc
 from functools import partial
 
+import numpy as np
 import pytest
 
 import ringmem
@@ -239,3 +240,123 @@ def test_the_garbage_collector_may_run_in_a_capture(room, target):
         gc.collect()
         assert _native.flush_reaper(10.0)
     launch()
+
+
+def hold(room, stream):
+    """Keep the stream's work pending until the returned function is called."""
+    flag = room.keep(ringmem.PinnedBuffer(1, "uint32", device=room.device))
+    view = flag.numpy()
+    view[...] = 0
+    room.device.driver.stream_wait_value(room.device.ordinal, stream.handle, flag.ptr, 1)
+
+    def let_go():
+        view[...] = 1
+
+    room.stack.callback(let_go)
+    return let_go
+
+
+@pytest.mark.parametrize("kind", ["pool", "buffer"])
+def test_memory_of_a_closed_stream_waits_for_the_stream_it_is_closed_on(room, kind):
+    own = room.device.create_stream()
+    if kind == "pool":
+        memory = room.keep(ringmem.Pool(room.device)).allocate(MIB, own)
+    else:
+        memory = ringmem.empty(MIB, "uint8", device=room.device, stream=own)
+    own.close()
+    let_go = hold(room, room.stream)
+    memory.close(room.stream)
+    assert not _native.flush_reaper(0.1)
+    let_go()
+    assert _native.flush_reaper(10.0)
+
+
+def test_pages_with_work_from_before_a_capture_are_not_unmapped(room, target):
+    buffer = ringmem.GrowableBuffer(64 * MIB, "uint8", room.device, shape=8 * MIB)
+    let_go = hold(room, room.captured)
+    buffer.view().fill(3, stream=room.captured)
+    with room.capture() as launch:
+        target.fill(1, stream=room.captured)
+        with pytest.raises(
+            ringmem.DriverError, match="not permitted while the stream is capturing"
+        ):
+            buffer.close(room.captured)
+        assert not buffer.closed
+    let_go()
+    launch()
+    room.captured.synchronize()
+    assert buffer.view().to_numpy().min() == 3
+    buffer.close()
+
+
+def test_a_pool_is_closed_after_the_capture_in_which_it_freed(room, target):
+    pool = ringmem.Pool(room.device)
+    with room.capture() as launch:
+        target.fill(1, stream=room.captured)
+        for nbytes in (100, 8 * MIB):
+            pool.allocate(nbytes, room.captured).close(room.captured)
+        with pytest.raises(ringmem.DriverError, match="when that is over"):
+            pool.close()
+        pool.allocate(MIB, room.stream).close(room.stream)  # it is as it was
+    launch()
+    pool.close()
+
+
+def test_a_pool_that_is_dropped_in_a_capture_goes_after_it(room, target):
+    pool = ringmem.Pool(room.device)
+    with room.capture() as launch:
+        target.fill(1, stream=room.captured)
+        pool.allocate(8 * MIB, room.captured).close(room.captured)
+        del pool
+        gc.collect()
+        assert not _native.flush_reaper(0.05)
+    launch()
+    assert _native.flush_reaper(10.0)
+    if room.device.platform == "cpu":
+        assert room.device.driver.live["mapping"] == 0
+
+
+def test_two_streams_without_a_slot_capture_at_once(room, target):
+    many = [room.keep(room.device.create_stream()) for _ in range(70)]
+    with ringmem.Pool(room.device, limit=64 * MIB) as pool:
+        for stream in many:
+            pool.allocate(MIB, stream).close(stream)
+        first, second, third = many[-3:]
+        with room.capture(first) as launch:
+            target.fill(1, stream=first)
+            pool.allocate(2 * MIB, first).close(first)
+            with room.capture(second):
+                target.fill(2, stream=second)
+                pool.allocate(4 * MIB, second).close(second)
+            with pytest.raises(ringmem.OutOfMemoryError):
+                pool.allocate(62 * MIB, third)  # waits for no device: `first` goes on
+        launch()
+        pool.allocate(62 * MIB, third).close(third)
+
+
+def test_waiting_for_a_captured_stream_is_refused_and_spoils_nothing(room, target):
+    with room.capture() as launch:
+        target.fill(1, stream=room.captured)
+        for wait in (
+            room.captured.synchronize,
+            room.captured.query,
+            lambda: room.captured.synchronize(timeout_s=1.0),
+            lambda: target.to_numpy(),
+        ):
+            with pytest.raises(ringmem.DriverError, match="not permitted while"):
+                wait()
+    launch()
+    assert target.to_numpy().sum() == 4096
+
+
+def test_a_graph_copies_only_from_and_to_memory_that_stays(room, target):
+    pinned = ringmem.PinnedBuffer(4096, "uint8", device=room.device)
+    pinned.numpy()[...] = 6
+    with room.capture() as launch:
+        for copy in (target.copy_from, target.copy_to):
+            with pytest.raises(ringmem.InvalidValueError, match="PinnedBuffer that lives as long"):
+                copy(np.zeros(4096, "uint8"), stream=room.captured)
+        target.copy_from(pinned.numpy(), stream=room.captured)
+    launch()
+    assert target.to_numpy().min() == 6
+    pinned.close()

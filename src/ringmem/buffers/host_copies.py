@@ -33,6 +33,7 @@ def upload(buffer: Buffer, array: NDArray[Any], stream: object | None) -> None:
     _check_overlap(buffer, array)
     plan = plan_strided(array.shape, array.strides, array.itemsize)
     source = np.ascontiguousarray(array) if plan.staged else array
+    _check_capture(buffer, source, stream)
     with _native.buffer_hold(buffer):
         _submit(buffer, source, plan, stream, into_buffer=True)
         if not _outlives_copy(buffer, source, stream) and _is_page_locked(buffer, source):
@@ -55,6 +56,7 @@ def download(buffer: Buffer, array: NDArray[Any], stream: object | None) -> None
     _check_overlap(buffer, array)
     plan = plan_strided(array.shape, array.strides, array.itemsize)
     target = np.empty(array.shape, array.dtype) if plan.staged else array
+    _check_capture(buffer, target, stream)
     with _native.buffer_hold(buffer):
         _submit(buffer, target, plan, stream, into_buffer=False)
         if not _outlives_copy(buffer, target, stream):
@@ -89,6 +91,18 @@ def _check_overlap(buffer: Buffer, array: NDArray[Any]) -> None:
         raise InvalidValueError(
             f"source and target overlap: the array is at {low:#x} to {high:#x}, inside {buffer!r}; "
             "copy through another array"
+        )
+
+
+def _check_capture(buffer: Buffer, array: NDArray[Any], stream: object | None) -> None:
+    if _pinned_holder(buffer, array) is not None:
+        return
+    handle, _ = _native.buffer_order(buffer, stream)
+    if buffer.device.driver.stream_capturing(buffer.device.ordinal, handle):
+        raise InvalidValueError(
+            f"stream is being captured into a graph, which would copy between {buffer!r} and the "
+            "array's memory at each launch: give an array over a PinnedBuffer that lives as long "
+            "as the graph"
         )
 
 
@@ -139,12 +153,18 @@ def _submit(
         driver.copy_2d_async(ordinal, *dst, *src, rows.width, rows.height, handle)
 
 
-def _outlives_copy(buffer: Buffer, array: NDArray[Any], stream: object | None) -> bool:
-    """Whether the array is over a PinnedBuffer, which then waits for the copy when it is freed."""
+def _pinned_holder(buffer: Buffer, array: NDArray[Any]) -> Buffer | None:
+    """Return the PinnedBuffer, of the buffer's driver, that the array is over."""
     pinned = _holder(array)
     if pinned is None or _native.buffer_kind(pinned) != Kind.PINNED:
-        return False
-    if pinned.device.driver is not buffer.device.driver:
+        return None
+    return pinned if pinned.device.driver is buffer.device.driver else None
+
+
+def _outlives_copy(buffer: Buffer, array: NDArray[Any], stream: object | None) -> bool:
+    """Whether the array is over a PinnedBuffer, which then waits for the copy when it is freed."""
+    pinned = _pinned_holder(buffer, array)
+    if pinned is None:
         return False
     _, owner = _native.buffer_order(buffer, stream)
     _native.buffer_note_use(pinned, owner or buffer.device.default_stream)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringmem.device.pinned import PinnedBlock, give_back_pinned, release_pinned, take_pinned
-from ringmem.native.errors import RingmemError
+from ringmem.native.errors import InvalidValueError, RingmemError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,6 +85,11 @@ def staged_copy(
 
     Returns when the copy is complete where the ends belong to different drivers, else at once.
     """
+    if ordered_on.is_capturing:
+        raise InvalidValueError(
+            f"stream is {ordered_on!r}, which is being captured into a graph: a copy through the "
+            "host cannot be; copy between devices that reach each other, or outside the capture"
+        )
     pair = _take(dst.device, src.device)
     try:
         if dst.device.driver is src.device.driver:

@@ -20,7 +20,6 @@ __all__ = ["Stream", "as_stream", "current_stream"]
 _LAST_DEFAULT_HANDLE = 2
 # CUDA_ERROR_INVALID_VALUE, INVALID_CONTEXT, INVALID_HANDLE and CONTEXT_IS_DESTROYED: what a driver
 # answers about a handle that is no stream (any more).
-_CAPTURING = 900  # a stream that is being captured must not be asked for its device
 _DEAD_HANDLE = frozenset({1, 201, 400, 709})
 
 
@@ -359,8 +358,6 @@ def _device_of_handle(handle: int, stream: object, device: Device) -> Device:
     try:
         ordinal = device.driver.stream_device(handle)
     except DriverError as error:
-        if error.code == _CAPTURING:
-            return device
         if error.code in _DEAD_HANDLE:
             raise ClosedError(
                 f"{stream!r}: the driver of {device.name} knows no stream {handle:#x}; it was "

@@ -66,8 +66,9 @@ bool stream_closed(const AllocationObject* self) noexcept {
   return nb::inst_ptr<NativeStream>(self->stream_owner)->closed.load(std::memory_order_acquire);
 }
 
-// Its stream was closed before it. The job's references to the owners go where Python runs.
-Status free_after_everything(const AllocationObject* self) noexcept {
+// Its stream was closed before it; `also`: another that uses it, or null. The job's references to the
+// owners go where Python runs.
+Status free_after_everything(const AllocationObject* self, const StreamHandle* also) noexcept {
   try {
     const auto held = [](PyObject* object) {
       return std::shared_ptr<PyObject>(Py_NewRef(object), [](PyObject* last) {
@@ -81,10 +82,12 @@ Status free_after_everything(const AllocationObject* self) noexcept {
     job.what = "freeing " + std::to_string(self->block.nbytes) + " bytes of a closed stream";
     job.run = [owner = held(self->owner), stream_owner = held(self->stream_owner),
                block = self->block, allocator = self->allocator] {
-      return allocator->deallocate(block, default_stream);
+      return allocator->deallocate(block, allocator->idle_stream());
     };
-    const auto* stream = nb::inst_ptr<NativeStream>(self->stream_owner);
-    release_after({{self->device, self->stream, stream}}, std::move(job));
+    const auto* own = nb::inst_ptr<NativeStream>(self->stream_owner);
+    std::vector<LastUse> uses{{self->device, self->stream, own}};
+    if (also && *also != self->stream) uses.push_back({self->device, *also, nullptr});
+    release_after(uses, std::move(job));
     return Status::success;
   } catch (const DriverError& error) {
     return error.status;
@@ -99,7 +102,7 @@ Status give_back(AllocationObject* self, const StreamHandle* stream) noexcept {
   if (!self->live.exchange(false, std::memory_order_acq_rel)) return Status::success;
   Status status;
   if (stream_closed(self)) [[unlikely]] {
-    status = free_after_everything(self);
+    status = free_after_everything(self, stream);
   } else if (self->allocator->may_block()) [[unlikely]] {
     const nb::gil_scoped_release release;
     status = self->allocator->deallocate(self->block, stream ? *stream : self->stream);

@@ -23,18 +23,20 @@ std::shared_ptr<Allocator> kept_allocator(const Buffer& buffer) {
 }
 
 // The streams are kept until their work is done.
-void free_after_everything(Buffer& buffer, const std::vector<StreamRef>& used) {
+void free_after_everything(Buffer& buffer, const std::vector<StreamRef>& used,
+                           const StreamRef& last) {
   ReaperJob job;
   job.driver = buffer.device->driver;
   job.what = "freeing " + std::to_string(buffer.nbytes) + " bytes of a closed stream";
   auto keep = std::make_shared<std::vector<StreamRef>>(used);
   keep->push_back(buffer.stream);
+  if (!last.same_as(buffer.stream)) keep->push_back(last);
   std::vector<LastUse> uses;
   for (const StreamRef& stream : *keep) {
     uses.push_back({stream.device, stream.handle, stream.object()});
   }
   job.run = [block = buffer.block, allocator = kept_allocator(buffer), keep] {
-    return allocator->deallocate(block, default_stream);
+    return allocator->deallocate(block, allocator->idle_stream());
   };
   release_after(uses, std::move(job));
 }
@@ -247,7 +249,7 @@ Status Buffer::give_back(const StreamRef& last, bool finalizing) {
   const auto is_closed = [](const StreamRef& used) { return used.closed(); };
   if (last.closed() || (&last != &stream && stream.closed()) ||
       std::any_of(others_.begin(), others_.end(), is_closed)) [[unlikely]] {
-    free_after_everything(*this, others_);
+    free_after_everything(*this, others_, last);
     return Status::success;
   }
   if (Status status = tell_allocator(stream, last); !ok(status)) return status;

@@ -46,7 +46,10 @@ void release_after(const std::vector<LastUse>& uses, ReaperJob&& job) {
       for (const Guard& guard : last) {
         static_cast<void>(driver->event_synchronize(guard.device, guard.event));
       }
-      for (const int device : devices) static_cast<void>(driver->synchronize(device));
+      for (const int device : devices) {
+        const Status status = driver->synchronize(device);
+        if (forbidden_by_capture(status)) return status;
+      }
       return release();
     };
     Reaper::instance().post(std::move(job));

@@ -74,6 +74,14 @@ std::shared_ptr<T> reaped(T* allocator, DriverRef driver, const char* what,
       job.driver = driver;
       job.what = what;
       job.run = [last, parent] {
+        if constexpr (requires { last->close(); }) {
+          try {
+            if (last->statistics().live == 0) (void)last->close();
+          } catch (const DriverError& error) {
+            if (forbidden_by_capture(error.status)) return error.status;
+          } catch (...) {  // what its end does about it, see there
+          }
+        }
         delete last;
         return Status::success;
       };

@@ -128,11 +128,10 @@ class Driver {
   // --- streams and events ----------------------------------------------------------------------
   virtual Status stream_create(int device, StreamFlags flags, StreamHandle* stream) noexcept = 0;
   virtual Status stream_destroy(int device, StreamHandle stream) noexcept = 0;
-  // not_ready while work is pending.
+  // not_ready while work is pending; both: stream_capture_unsupported while the stream captures.
   virtual Status stream_query(int device, StreamHandle stream) noexcept = 0;
   virtual Status stream_synchronize(int device, StreamHandle stream) noexcept = 0;  // blocks
   virtual Status stream_wait_event(int device, StreamHandle stream, EventHandle event) noexcept = 0;
-  // stream_capture_unsupported while the stream captures.
   virtual Status stream_device(StreamHandle stream, int* device) noexcept = 0;
   // Whether work given to the stream is captured into a graph instead of run. An event recorded
   // there must not be queried or waited for by the host: that spoils the capture; and a stream that

@@ -57,6 +57,12 @@ enum class Status : std::int32_t {
 
 [[nodiscard]] constexpr bool ok(Status status) noexcept { return status == Status::success; }
 
+// The capture of a graph is in the way: the same call may succeed once it is over.
+[[nodiscard]] constexpr bool forbidden_by_capture(Status status) noexcept {
+  return status == Status::stream_capture_unsupported ||
+         status == Status::stream_capture_isolation || status == Status::stream_capture_implicit;
+}
+
 // "CUDA_ERROR_OUT_OF_MEMORY" for Status::out_of_memory; "CUDA_ERROR_<code>" for one without a name.
 std::string status_name(Status status);
 

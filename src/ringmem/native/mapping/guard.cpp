@@ -20,10 +20,6 @@ std::shared_ptr<Guard> Guard::record(DriverRef driver, const std::vector<StreamR
   auto guard = std::make_shared<Guard>(driver);
   guard->events_.reserve(streams.size());
   for (const StreamRef& stream : streams) {
-    if (is_capturing(*driver, stream.device, stream.stream)) {
-      guard->captured_ = true;
-      continue;
-    }
     EventRef event{stream.device, 0};
     Status status = driver->event_create(stream.device, EventFlags{}, &event.event);
     if (device_is_lost(status)) continue;
@@ -31,6 +27,10 @@ std::shared_ptr<Guard> Guard::record(DriverRef driver, const std::vector<StreamR
     guard->events_.push_back(event);
     status = driver->event_record(stream.device, event.event, stream.stream);
     if (!ok(status) && !device_is_lost(status)) throw DriverError(status, "cuEventRecord");
+    if (!is_capturing(*driver, stream.device, stream.stream)) continue;
+    guard->captured_ = true;
+    guard->events_.pop_back();  // an event in a capture can be asked for nothing
+    insist([&] { return driver->event_destroy(event.device, event.event); });
   }
   return guard;
 }
@@ -39,7 +39,9 @@ std::shared_ptr<Guard> Guard::record_at_last(const DriverRef& driver,
                                              const std::vector<StreamRef>& streams) noexcept {
   for (int attempt = 0; attempt < 2; ++attempt) {
     try {
-      return record(driver, streams);
+      std::shared_ptr<Guard> guard = record(driver, streams);
+      if (guard->captured_) break;
+      return guard;
     } catch (...) {
     }
   }
@@ -75,7 +77,11 @@ Status Guard::wait() noexcept {
 
 void wait_for(const DriverRef& driver, const std::vector<StreamRef>& streams,
               const std::vector<EventRef>& events) {
-  if (!streams.empty()) check(Guard::record(driver, streams)->wait(), "cuEventSynchronize");
+  if (!streams.empty()) {
+    const auto guard = Guard::record(driver, streams);
+    if (guard->captured()) throw DriverError(Status::stream_capture_unsupported, "cuEventRecord");
+    check(guard->wait(), "cuEventSynchronize");
+  }
   for (const EventRef& event : events) {
     const Status status = driver->event_synchronize(event.device, event.event);
     if (!ok(status) && !device_is_lost(status)) throw DriverError(status, "cuEventSynchronize");

@@ -50,9 +50,10 @@ class Guard {
   // while the driver cannot tell (the pages then stay mapped). For ever false when a stream was
   // capturing: the graph may be launched at any time.
   bool done() noexcept;
-  // Blocks until the work is over: hold no lock and not the GIL. Work that was captured and not
-  // run is not waited for.
+  // Blocks until the work is over: hold no lock and not the GIL. What a stream that was capturing
+  // had to do is not waited for.
   Status wait() noexcept;
+  bool captured() const noexcept { return captured_; }
 
  private:
   DriverRef driver_;
@@ -62,7 +63,8 @@ class Guard {
 };
 
 // Blocks until the work submitted to `streams` so far, and that before `events`, is over. A lost
-// device counts as over. Throws DriverError.
+// device counts as over. Throws DriverError, also for a stream that captures: what it was given
+// before cannot be waited for.
 void wait_for(const DriverRef& driver, const std::vector<StreamRef>& streams,
               const std::vector<EventRef>& events);
 

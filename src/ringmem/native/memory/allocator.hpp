@@ -57,6 +57,10 @@ class Allocator {
   // The stream must live until the block is deallocated.
   virtual Status record_stream(Block& block, StreamHandle stream) = 0;
 
+  // The stream to deallocate on what nothing uses any more. Not the legacy default stream where that
+  // is a driver call, since it waits for other streams and spoils their captures.
+  virtual StreamHandle idle_stream() const noexcept { return default_stream; }
+
   virtual Home home() const noexcept { return {}; }
 
   // Why nothing may touch live blocks now, and what to do about it; empty: everything may.

@@ -58,6 +58,7 @@ class ArenaPool final : public Allocator {
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   Status record_stream(Block& block, StreamHandle stream) override;
   Home home() const noexcept override { return {driver_.get(), device_, source_->place()}; }
+  StreamHandle idle_stream() const noexcept override { return no_stream; }
 
   std::size_t limit() const;
   void set_limit(std::size_t nbytes);  // throws InvalidValue below what is allocated

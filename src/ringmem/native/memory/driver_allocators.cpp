@@ -28,8 +28,7 @@ Status record(Driver& driver, int device, Block& block, StreamHandle stream) {
   int owner = device;
   if (!is_default(stream)) {
     Status status = driver.stream_device(stream, &owner);
-    // Old drivers, and streams that capture: the usual case.
-    if (status == Status::not_supported || status == Status::stream_capture_unsupported) owner = device;
+    if (status == Status::not_supported) owner = device;  // old drivers: the usual case
     else if (!ok(status)) return status;
   }
   if (!block.record) block.record = new RecordedStreams;

@@ -48,6 +48,7 @@ class StreamOrderedAllocator final : public Allocator {
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   Status record_stream(Block& block, StreamHandle stream) override;
   Home home() const noexcept override { return {driver_.get(), device_, Place::device}; }
+  StreamHandle idle_stream() const noexcept override { return per_thread_stream; }
   bool allocate_may_block() const noexcept override { return false; }
 
   // The driver's handle, created if need be. Throws DriverError.
@@ -72,6 +73,7 @@ class PlainAllocator final : public Allocator {
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   Status record_stream(Block& block, StreamHandle stream) override;
   Home home() const noexcept override { return {driver_.get(), device_, Place::device}; }
+  StreamHandle idle_stream() const noexcept override { return per_thread_stream; }
   bool may_block() const noexcept override { return true; }
 
  private:

@@ -20,6 +20,7 @@ class DriverPool final : public Allocator {
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   Status record_stream(Block& block, StreamHandle stream) override;
   Home home() const noexcept override { return {driver_.get(), device_, Place::device}; }
+  StreamHandle idle_stream() const noexcept override { return per_thread_stream; }
   bool allocate_may_block() const noexcept override { return false; }
 
   PoolHandle handle() const;  // throws Closed

@@ -13,10 +13,12 @@ struct Guard {
 };
 
 // Puts the guard's event behind what `stream` was given. Refused where that is captured: the graph may
-// be launched at any time, and an event in it can be asked for nothing.
+// be launched at any time, and an event in it can be asked for nothing. Asked afterwards, so that a
+// capture that begins meanwhile is not missed; the event may then only be destroyed or recorded anew.
 inline Status mark_stream(Driver& driver, StreamHandle stream, const Guard& guard) noexcept {
-  if (is_capturing(driver, guard.device, stream)) return Status::stream_capture_unsupported;
-  return driver.event_record(guard.device, guard.event, stream);
+  const Status status = driver.event_record(guard.device, guard.event, stream);
+  if (!ok(status)) return status;
+  return is_capturing(driver, guard.device, stream) ? Status::stream_capture_unsupported : status;
 }
 
 // Destroys an event; repeats a call that fails, since there is nobody left who could.
@@ -34,11 +36,14 @@ inline int device_of_stream(Driver& driver, int device, StreamHandle stream) noe
   return owner;
 }
 
-// Whether only one of the streams captures. If that one waited for the other its capture would be
-// spoiled, and if the other waited for it that would join the capture: neither is done unasked.
+// Whether the border of a capture is between two streams. If the one inside waited for the other its
+// capture would be spoiled, and if the other waited for it that would join: neither is done unasked.
+// The legacy default stream is never inside; it "captures" while one that it waits for does.
 inline bool capture_between(Driver& driver, int a_device, StreamHandle a, int b_device,
                             StreamHandle b) noexcept {
-  return is_capturing(driver, a_device, a) != is_capturing(driver, b_device, b);
+  const bool a_captures = is_capturing(driver, a_device, a);
+  const bool b_captures = is_capturing(driver, b_device, b);
+  return a_captures != b_captures || (a_captures && (a <= legacy_stream || b <= legacy_stream));
 }
 
 // `later` waits, on its device, for the work that `earlier` has now. A queued wait keeps what it

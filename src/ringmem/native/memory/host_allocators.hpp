@@ -19,6 +19,7 @@ class ReapedAllocator : public Allocator {
   ReapedAllocator(DriverRef driver, int device);
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   Status record_stream(Block& block, StreamHandle stream) override;
+  StreamHandle idle_stream() const noexcept override { return per_thread_stream; }
 
  protected:
   // The call that releases `block`, with everything that it needs. Runs on the reaper's thread.

@@ -121,17 +121,20 @@ bool Reaper::ready(ReaperJob& job) noexcept {
   return true;
 }
 
-void Reaper::execute(ReaperJob& job) noexcept {
+// False: the capture of a graph forbids it, for now.
+bool Reaper::execute(ReaperJob& job) noexcept {
   Status status = Status::success;
   for (int i = 0; i < attempts; ++i) {
     status = job.run();
+    if (forbidden_by_capture(status)) return false;
     if (ok(status)) break;
   }
   // A driver that is already shut down has released everything itself.
-  if (ok(status) || status == Status::deinitialized) return;
+  if (ok(status) || status == Status::deinitialized) return true;
   // The lock stays: taking the hooks away must wait for one that runs. Neither calls us back.
   std::lock_guard lock(mutex_);
   if (hooks_.failed) hooks_.failed(job.what, status);
+  return true;
 }
 
 void Reaper::loop() {
@@ -154,11 +157,10 @@ void Reaper::loop() {
     }
     std::size_t finished = 0;
     for (auto job = waiting.begin(); job != waiting.end();) {
-      if (!ready(*job)) {
+      if (!ready(*job) || !execute(*job)) {
         ++job;
         continue;
       }
-      execute(*job);
       ++finished;
       {
         std::lock_guard lock(mutex_);

@@ -20,7 +20,7 @@ namespace ringmem {
 struct ReaperJob {
   DriverRef driver;
   std::vector<Guard> guards;    // must be done first; their events are destroyed by the reaper
-  std::function<Status()> run;  // may block; must not throw
+  std::function<Status()> run;  // may block; must not throw; repeated while a capture forbids it
   std::string what;             // for the report of a failure: "cuMemFreeHost of 4096 bytes"
 };
 
@@ -63,7 +63,7 @@ class Reaper {
   void start_locked();
   void loop();
   bool ready(ReaperJob& job) noexcept;
-  void execute(ReaperJob& job) noexcept;
+  bool execute(ReaperJob& job) noexcept;
 
   mutable std::mutex mutex_;  // guards everything below; never held around a driver call
   std::condition_variable posted_;

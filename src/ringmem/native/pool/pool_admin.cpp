@@ -217,8 +217,13 @@ bool Pool::close(bool when_unused) {
   if (foreign()) return true;
   std::uint64_t open = generation_;
   const bool first = gate_.compare_exchange_strong(open, gate_closed);
-  // An allocation that passed the gate before may be counted only now, or hold memory uncounted.
-  if (live_count() == 0 && tear_down()) return true;
+  try {
+    // An allocation that passed the gate before may be counted only now, or hold memory uncounted.
+    if (live_count() == 0 && tear_down()) return true;
+  } catch (const DriverError& error) {
+    if (first && forbidden_by_capture(error.status)) gate_.store(generation_);
+    throw;
+  }
   if (when_unused) return true;
   if (first) gate_.store(generation_);
   return false;
@@ -230,6 +235,11 @@ bool Pool::tear_down() {
   (void)streams_.synchronize();  // blocks, with no lock held
   drain(true);
   (void)streams_.synchronize();  // what the drained spans were stamped with
+  if (streams_.any_captures()) {
+    throw DriverError(Status::stream_capture_unsupported, "Pool.close",
+                      "it has memory that a stream freed which is being captured into a graph: "
+                      "close it when that is over");
+  }
   const std::lock_guard growing(pages_.mutex());
   if (!pages_.backing().is_open()) return true;
   check(pages_.trim(0), "cuMemRelease");

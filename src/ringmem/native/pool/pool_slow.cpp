@@ -32,8 +32,10 @@ Node* Pool::obtain(const Want& wanted) {
     give_back(node, tag);
     if (captures && !want.no_wait) {
       want.no_wait = true;
+      streams_.record(tag);  // so that it may be done by the next time, or known to be captured
       continue;
     }
+    if (status == Status::stream_capture_unsupported) continue;  // another one's: it is passed by
     // A stream in the tag is gone: the next search passes such memory by.
     if (streams_.orderable(tag)) check(status, "cuStreamWaitEvent");
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "memory/event_order.hpp"
+
 namespace ringmem::pool {
 namespace {
 
@@ -91,6 +93,7 @@ void StreamOrder::retire_locked(int index) noexcept {
 
 void StreamOrder::release(StreamHandle stream) noexcept {
   const SpinGuard guard(lock_);
+  std::erase(slotless_captures_, stream);
   const int at = find_locked(key_of(stream));
   if (at < 0) return;
   const int index = slot_in_[at].load(relaxed);
@@ -128,7 +131,7 @@ Status StreamOrder::stamp_shared(StreamHandle stream, std::uint64_t others, Tag*
     slot.last_lost = epoch;
     dead_.fetch_or(bit(shared_slot), relaxed);
     if (status == Status::stream_capture_unsupported) {
-      slot.stream = stream;  // whose capture must be over before the device is waited for
+      slotless_captures_.push_back(stream);
       capturing_.fetch_or(bit(shared_slot), relaxed);
     }
   }
@@ -187,7 +190,14 @@ void StreamOrder::end_captures() noexcept {
   for (std::uint64_t rest = capturing_.load(relaxed); rest; rest &= rest - 1) {
     const int index = std::countr_zero(rest);
     Status status = Status::success;
-    if (!slot_[index].retired && capturing_locked(slot_[index].stream, &status)) continue;
+    if (index == shared_slot) {
+      std::erase_if(slotless_captures_, [&](StreamHandle stream) {
+        return !capturing_locked(stream, &status);
+      });
+      if (!slotless_captures_.empty()) continue;
+    } else if (!slot_[index].retired && capturing_locked(slot_[index].stream, &status)) {
+      continue;
+    }
     capturing_.fetch_and(~bit(index), relaxed);
   }
 }
@@ -196,13 +206,11 @@ void StreamOrder::end_captures() noexcept {
 // before the record.
 Status StreamOrder::fly_locked(Slot& slot, StreamHandle stream) noexcept {
   Status status;
-  if (capturing_locked(stream, &status)) return Status::stream_capture_unsupported;
-  if (!ok(status)) return status;
   const EventHandle event = get_event_locked(&status);
   if (!ok(status)) return status;
   const std::uint64_t covered = epoch_.fetch_add(1);
   calls_.fetch_add(1, relaxed);
-  status = driver_.event_record(device_, event, stream);
+  status = mark_stream(driver_, stream, {device_, event});
   if (!ok(status)) {
     events_.push_back(event);
     return status;
@@ -307,6 +315,7 @@ void StreamOrder::revive_locked(int index, std::uint64_t covered) noexcept {
 // An event is waited for while its slot keeps it in flight: only poll_locked and this function take
 // events out, and an event that is recorded again meanwhile only makes the wait longer.
 Status StreamOrder::synchronize() noexcept {
+  look_at_captures();
   std::vector<EventHandle> pending;
   std::uint64_t covered = 0;
   std::uint64_t dead = 0;

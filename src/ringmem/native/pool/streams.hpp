@@ -159,6 +159,8 @@ class StreamOrder {
   mutable SpinLock lock_;  // guards what follows; innermost of all locks
   std::array<Slot, slots> slot_{};
   std::vector<EventHandle> events_;  // not in use
+  // Streams of the shared slot that captured when they freed. The device is not waited for meanwhile.
+  std::vector<StreamHandle> slotless_captures_;
 };
 
 }  // namespace ringmem::pool

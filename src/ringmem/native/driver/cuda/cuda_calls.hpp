@@ -161,9 +161,9 @@ template <class Function, class... Arguments>
 Status CudaDriver::within(int device, Function function, Arguments... arguments) const noexcept {
   if (Status status = check_device(device); !ok(status)) return status;
   if (!(state_->library.functions.*function)) return Status::not_supported;
+  const Relaxed relaxed(state_->library.functions);
   const Scope scope(*state_, device);
   if (!ok(scope.status())) return scope.status();
-  const Relaxed relaxed(state_->library.functions);
   return cuda::call(state_->library.functions.*function, arguments...);
 }
 

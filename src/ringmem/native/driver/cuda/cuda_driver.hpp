@@ -34,6 +34,7 @@ class CudaDriver final : public Driver {
   inline Status ready() const noexcept;
   Status load() const noexcept;  // its slow half
   inline Status check_device(int device) const noexcept;
+  bool captures(StreamHandle handle) const noexcept;
   Status check_locations(const AccessGrant* grants, std::size_t count) const noexcept;
 
   // Calls a function of the library with no context, or in that of `device`.

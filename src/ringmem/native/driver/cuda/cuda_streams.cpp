@@ -72,11 +72,25 @@ Status CudaDriver::stream_destroy(int device, StreamHandle handle) noexcept {
   return within(device, &F::StreamDestroy, stream(handle));
 }
 
+// Of a stream with a handle of its own; needs no context.
+bool CudaDriver::captures(StreamHandle handle) const noexcept {
+  CUstreamCaptureStatus state = CU_STREAM_CAPTURE_STATUS_NONE;
+  return handle > per_thread_stream &&
+         ok(cuda::call(state_->library.functions.StreamIsCapturing, stream(handle), &state)) &&
+         state != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+// The driver would refuse these two as well, and spoil the capture.
+
 Status CudaDriver::stream_query(int device, StreamHandle handle) noexcept {
+  if (Status status = check_device(device); !ok(status)) return status;
+  if (captures(handle)) return Status::stream_capture_unsupported;
   return within(device, &F::StreamQuery, stream(handle));
 }
 
 Status CudaDriver::stream_synchronize(int device, StreamHandle handle) noexcept {
+  if (Status status = check_device(device); !ok(status)) return status;
+  if (captures(handle)) return Status::stream_capture_unsupported;
   return within(device, &F::StreamSynchronize, stream(handle));
 }
 
@@ -88,7 +102,8 @@ Status CudaDriver::stream_wait_event(int device, StreamHandle handle,
 
 namespace {
 
-// Before cuStreamGetDevice (12.8): the device of the stream's context.
+// Before cuStreamGetDevice (12.8), and of a stream that captures, which that call would spoil: the
+// device of the stream's context.
 Status device_by_context(const CudaFunctions& cu, CUstream of, CUdevice* device) noexcept {
   CUcontext context = nullptr;
   if (Status status = cuda::call(cu.StreamGetCtx, of, &context); !ok(status)) return status;
@@ -104,14 +119,9 @@ Status device_by_context(const CudaFunctions& cu, CUstream of, CUdevice* device)
 Status CudaDriver::stream_device(StreamHandle handle, int* device) noexcept {
   if (Status status = ready(); !ok(status)) return status;
   const CudaFunctions& cu = state_->library.functions;
-  // A stream that captures must not be asked: that spoils the capture.
-  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (ok(cuda::call(cu.StreamIsCapturing, stream(handle), &capture)) &&
-      capture != CU_STREAM_CAPTURE_STATUS_NONE) {
-    return Status::stream_capture_unsupported;
-  }
+  const Relaxed relaxed(cu);
   CUdevice cu_device = 0;
-  const Status status = cu.StreamGetDevice
+  const Status status = cu.StreamGetDevice && !captures(handle)
                             ? cuda::call(cu.StreamGetDevice, stream(handle), &cu_device)
                             : device_by_context(cu, stream(handle), &cu_device);
   if (!ok(status)) return status;

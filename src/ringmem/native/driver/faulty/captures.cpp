@@ -29,12 +29,8 @@ Status Captures::synchronize() {
   return Status::stream_capture_unsupported;
 }
 
-Status Captures::stream_query(Stream stream) {
-  const std::lock_guard lock(mutex_);
-  const auto found = streams_.find(stream);
-  if (found == streams_.end()) return Status::success;
-  found->second = Status::stream_capture_invalidated;
-  return Status::stream_capture_unsupported;
+Status Captures::stream_query(Stream stream) const {
+  return capturing(stream) ? Status::stream_capture_unsupported : Status::success;
 }
 
 Status Captures::stream_wait_event(Stream stream, EventHandle event) {

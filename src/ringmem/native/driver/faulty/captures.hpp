@@ -23,7 +23,7 @@ class Captures {
 
   // Each is asked before the call it is named after: success lets that go on.
   Status synchronize();
-  Status stream_query(Stream stream);
+  Status stream_query(Stream stream) const;
   Status stream_wait_event(Stream stream, EventHandle event);
   Status event_query(EventHandle event);
   // Told after the call.

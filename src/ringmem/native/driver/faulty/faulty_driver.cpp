@@ -193,6 +193,7 @@ GUARDED(stream_query, captures_.stream_query({device, stream}), device,
         (int device, StreamHandle stream), (device, stream))
 GUARDED(stream_synchronize, captures_.stream_query({device, stream}), device,
         (int device, StreamHandle stream), (device, stream))
+QUERY(stream_device, none, device, (StreamHandle stream, int* device), (stream, out))
 GUARDED(stream_wait_event, captures_.stream_wait_event({device, stream}, event), device,
         (int device, StreamHandle stream, EventHandle event), (device, stream, event))
 ACT(stream_wait_value, device,
@@ -220,14 +221,6 @@ Status FaultyDriver::event_record(int device, EventHandle event, StreamHandle st
     const Status status = inner_->event_record(device, event, stream);
     if (ok(status)) captures_.event_recorded(event, {device, stream});
     return status;
-  });
-}
-
-Status FaultyDriver::stream_device(StreamHandle stream, int* device) noexcept {
-  return query(Operation::stream_device, none, device, [&](int* out) {
-    const Status status = inner_->stream_device(stream, out);
-    const bool captures = ok(status) && captures_.capturing({*out, stream});
-    return captures ? Status::stream_capture_unsupported : status;
   });
 }
 
