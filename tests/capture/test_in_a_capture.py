@@ -139,6 +139,26 @@ def test_host_memory_of_a_captured_stream_cannot_be_closed_meanwhile(room, targe
     assert _native.flush_reaper(10.0)
 
 
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("kind", HOST_MEMORY)
+def test_host_memory_that_is_dropped_in_a_capture_is_freed_after_it(room, target, kind, closed):
+    allocate = HOST_MEMORY[kind](room)
+    stream = room.device.create_stream()
+    memory = allocate(4096, stream=stream)
+    with room.capture(stream) as launch:
+        target.fill(1, stream=stream)
+        del memory
+        gc.collect()
+        assert not _native.flush_reaper(0.05)
+    launch()
+    if closed:
+        stream.close()
+    assert _native.flush_reaper(10.0)
+    if room.device.platform == "cpu" and kind.endswith("Buffer"):
+        live = room.device.driver.live
+        assert live["pinned"] == live["managed"] == 0
+
+
 def test_the_memory_of_a_closed_stream_that_a_captured_one_used(room, target):
     stream = room.device.create_stream()
     buffer = ringmem.empty(4096, "uint8", device=room.device, stream=stream)

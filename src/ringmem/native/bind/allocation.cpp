@@ -66,17 +66,40 @@ bool stream_closed(const AllocationObject* self) noexcept {
   return nb::inst_ptr<NativeStream>(self->stream_owner)->closed.load(std::memory_order_acquire);
 }
 
-// Its stream was closed before it; `also`: another that uses it, or null. The job's references to the
-// owners go where Python runs.
+// A reference that goes where Python runs.
+std::shared_ptr<PyObject> held(PyObject* object) {
+  return std::shared_ptr<PyObject>(Py_XNewRef(object), [](PyObject* last) {
+    if (!last || !nb::is_alive()) return;
+    const nb::gil_scoped_acquire gil;
+    Py_DECREF(last);
+  });
+}
+
+const NativeStream* stream_of(const AllocationObject* self) {
+  return self->stream_owner ? nb::inst_ptr<NativeStream>(self->stream_owner) : nullptr;
+}
+
+// Dropped while a capture forbids to free it: the reaper repeats it.
+Status free_later(const AllocationObject* self) noexcept {
+  try {
+    ReaperJob job;
+    job.driver = self->device->driver;
+    job.what = "freeing " + std::to_string(self->block.nbytes) + " bytes";
+    job.run = [owner = held(self->owner), stream_owner = held(self->stream_owner),
+               block = self->block, allocator = self->allocator,
+               last = LastUse{self->device, self->stream, stream_of(self)}] {
+      return deallocate_later(*allocator, block, last);
+    };
+    Reaper::instance().post(std::move(job));
+    return Status::success;
+  } catch (...) {  // no memory or no thread for the job
+    return Status::operating_system;
+  }
+}
+
+// Its stream was closed before it; `also`: another that uses it, or null.
 Status free_after_everything(const AllocationObject* self, const StreamHandle* also) noexcept {
   try {
-    const auto held = [](PyObject* object) {
-      return std::shared_ptr<PyObject>(Py_NewRef(object), [](PyObject* last) {
-        if (!nb::is_alive()) return;
-        const nb::gil_scoped_acquire gil;
-        Py_DECREF(last);
-      });
-    };
     ReaperJob job;
     job.driver = self->device->driver;
     job.what = "freeing " + std::to_string(self->block.nbytes) + " bytes of a closed stream";
@@ -84,8 +107,7 @@ Status free_after_everything(const AllocationObject* self, const StreamHandle* a
                block = self->block, allocator = self->allocator] {
       return allocator->deallocate(block, allocator->idle_stream());
     };
-    const auto* own = nb::inst_ptr<NativeStream>(self->stream_owner);
-    std::vector<LastUse> uses{{self->device, self->stream, own}};
+    std::vector<LastUse> uses{{self->device, self->stream, stream_of(self)}};
     if (also && *also != self->stream) uses.push_back({self->device, *also, nullptr});
     release_after(uses, std::move(job));
     return Status::success;
@@ -116,7 +138,8 @@ Status give_back(AllocationObject* self, const StreamHandle* stream) noexcept {
 void dealloc(PyObject* object) {
   AllocationObject* self = self_of(object);
   if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
-  const Status status = give_back(self, nullptr);
+  Status status = give_back(self, nullptr);
+  if (forbidden_by_capture(status)) [[unlikely]] status = free_later(self);
   if (!ok(status) && status != Status::deinitialized) [[unlikely]] {
     const nb::error_scope keep_error;
     if (PyErr_WarnFormat(PyExc_ResourceWarning, 1, "an allocation of %zu bytes could not be freed: %s",

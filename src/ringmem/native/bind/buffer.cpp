@@ -42,14 +42,16 @@ void free_after_everything(Buffer& buffer, const std::vector<StreamRef>& used,
 }
 
 // The streams that the allocator was told of are kept until it has waited for them.
-void free_later(Buffer& buffer, StreamHandle stream, const std::vector<StreamRef>& used) {
+void free_later(Buffer& buffer, const StreamRef& last, const std::vector<StreamRef>& used) {
   ReaperJob job;
   job.driver = buffer.device->driver;
   job.what = "freeing " + std::to_string(buffer.nbytes) + " bytes";
   auto keep = std::make_shared<std::vector<StreamRef>>(used);
   keep->push_back(buffer.stream);
-  job.run = [block = buffer.block, allocator = kept_allocator(buffer), stream, keep] {
-    return allocator->deallocate(block, stream);
+  keep->push_back(last);
+  job.run = [block = buffer.block, allocator = kept_allocator(buffer), keep] {
+    const StreamRef& order = keep->back();
+    return deallocate_later(*allocator, block, {order.device, order.handle, order.object()});
   };
   Reaper::instance().post(std::move(job));
 }
@@ -256,9 +258,12 @@ Status Buffer::give_back(const StreamRef& last, bool finalizing) {
   for (const StreamRef& other : others_) {
     if (Status status = tell_allocator(other, last); !ok(status)) return status;
   }
-  if (!allocator->may_block()) [[likely]] return allocator->deallocate(block, last.handle);
+  if (!allocator->may_block()) [[likely]] {
+    const Status status = allocator->deallocate(block, last.handle);
+    if (!finalizing || !forbidden_by_capture(status)) [[likely]] return status;
+  }
   if (finalizing) {
-    free_later(*this, last.handle, others_);
+    free_later(*this, last, others_);
     return Status::success;
   }
   nb::gil_scoped_release release;

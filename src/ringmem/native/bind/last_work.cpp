@@ -24,6 +24,18 @@ bool mark(Driver& driver, const LastUse& use, std::vector<Guard>* guards) {
 
 }  // namespace
 
+Status deallocate_later(Allocator& allocator, const Block& block, const LastUse& last) noexcept {
+  if (!last.object || !last.object->closed.load(std::memory_order_acquire)) {
+    return allocator.deallocate(block, last.handle);
+  }
+  Driver& driver = *last.device->driver;
+  const EventHandle event = last.object->last_work.load(std::memory_order_acquire);
+  const Status status = event ? driver.event_synchronize(last.device->ordinal, event)
+                              : driver.synchronize(last.device->ordinal);
+  return forbidden_by_capture(status) ? status
+                                      : allocator.deallocate(block, allocator.idle_stream());
+}
+
 void release_after(const std::vector<LastUse>& uses, ReaperJob&& job) {
   std::vector<Guard> last;  // events that the closed streams keep
   std::vector<int> devices;

@@ -22,4 +22,8 @@ struct LastUse {
 // happened.
 void release_after(const std::vector<LastUse>& uses, ReaperJob&& job);
 
+// For the reaper, which repeats what a capture forbids: frees in the order of a stream that may be
+// closed by the time it is its turn.
+Status deallocate_later(Allocator& allocator, const Block& block, const LastUse& last) noexcept;
+
 }  // namespace ringmem::bind
