@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 import weakref
 from functools import cached_property
@@ -14,6 +13,7 @@ from ringmem.device.event import Event
 from ringmem.device.stream import Stream
 from ringmem.native import _native
 from ringmem.native.errors import InvalidDeviceError, InvalidValueError, NotSupportedError
+from ringmem.native.locks import Lock
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -24,7 +24,7 @@ __all__ = ["Device", "MemoryInfo", "default_device", "devices"]
 
 # Guards the making of default streams, so that a device has one. The collector may come in between
 # and its finalizers may ask again: reentrant.
-_stream_lock = threading.RLock()
+_stream_lock = Lock()
 
 
 class MemoryInfo(NamedTuple):

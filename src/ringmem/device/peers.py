@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from ringmem.device.device import Device, as_device
 from ringmem.device.device import devices as all_devices
 from ringmem.native import _native
 from ringmem.native.errors import DriverError, InvalidValueError, NotSupportedError
+from ringmem.native.locks import Lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +26,7 @@ __all__ = [
 _ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 _NOT_ENABLED = 705  # CUDA_ERROR_PEER_ACCESS_NOT_ENABLED
 
-_lock = threading.Lock()  # guards the sets of enabled peers; never held around a driver call
+_lock = Lock()  # guards the sets of enabled peers; never held around a driver call
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ process; with the device of an explicit driver, a simulation's say, its idle blo
 from __future__ import annotations
 
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ringmem.native.errors import RingmemError
+from ringmem.native.locks import Lock
 
 if TYPE_CHECKING:
     from ringmem.device.device import Device
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PinnedBlock", "give_back_pinned", "release_pinned", "take_pinned"]
 
-_lock = threading.Lock()  # guards the lists; never held around a driver call
+_lock = Lock()  # guards the lists; never held around a driver call
 
 
 class PinnedBlock:

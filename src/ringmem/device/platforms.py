@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import weakref
 from typing import TYPE_CHECKING
 
 from ringmem.native import _native
 from ringmem.native.errors import InvalidDeviceError, NotInitializedError
+from ringmem.native.locks import Lock
 
 if TYPE_CHECKING:
     from ringmem.device.device import Device
@@ -22,7 +22,7 @@ __all__ = ["PLATFORMS", "device_count", "devices_of", "driver_of", "replace_driv
 
 PLATFORMS = ("cuda", "cpu")
 
-_lock = threading.RLock()
+_lock = Lock()
 # What stands in for a platform's driver, the innermost last. Replaced whole, so that whoever reads
 # needs no lock.
 _replaced: dict[str, tuple[_native.Driver, ...]] = {}

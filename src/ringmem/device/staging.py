@@ -8,12 +8,12 @@ emptied, the destination's for the one that says it was filled.
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringmem.device.pinned import PinnedBlock, give_back_pinned, release_pinned, take_pinned
 from ringmem.native.errors import InvalidValueError, RingmemError
+from ringmem.native.locks import Lock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ __all__ = ["CHUNK_NBYTES", "Endpoint", "release_staging", "staged_copy"]
 CHUNK_NBYTES = 4 << 20
 _ABANDON_S = 5.0  # how long a failed copy waits for the chunks that were under way
 
-_lock = threading.Lock()  # guards the lists of idle pairs; never held around a driver call
+_lock = Lock()  # guards the lists of idle pairs; never held around a driver call
 
 
 class Endpoint(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from ringmem.device import Device
 from ringmem.device.sizes import format_nbytes, parse_nbytes
 from ringmem.native import _native
 from ringmem.native.errors import InvalidValueError
+from ringmem.native.locks import Lock
 from ringmem.pool.statistics import PEAKS, PoolStatistics, StatisticsRegion
 
 __all__ = ["DebugReport", "Pool"]
@@ -131,7 +131,7 @@ class Pool(KnownSettings, _native.PoolBase):
         if debug is None:
             debug = os.environ.get("RINGMEM_POOL_DEBUG", "0") not in ("", "0")
         self._callbacks: list[Callback] = []
-        self._lock = threading.RLock()  # over what follows; finalizers may come in between
+        self._lock = Lock()  # over what follows; finalizers may come in between
         self._regions: list[tuple[PoolStatistics, StatisticsRegion]] = []
         self._peaks = dict.fromkeys(PEAKS, 0)
         super().__init__(

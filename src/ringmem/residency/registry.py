@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from ringmem.device import Device
 from ringmem.native.errors import InvalidValueError
+from ringmem.native.locks import Lock
 from ringmem.residency.tagged import Backup, Progress, Tag
 
 __all__ = ["drop_backup", "sleep", "tag", "tags", "wake"]
 
 _MIB = 2**20
 
-_lock = threading.Lock()
+_lock = Lock()
 _tags: dict[tuple[Device, str], Tag] = {}
 
 Tags: TypeAlias = "str | Tag | Iterable[str | Tag] | None"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from ringmem.native import _native
 from ringmem.native.errors import ClosedError, RingmemError
+from ringmem.native.locks import Lock
 
 if TYPE_CHECKING:
     from ringmem.ring.kernel import RingKernel
@@ -53,7 +53,7 @@ class AsyncKernel:
     def __init__(self, kernel: RingKernel) -> None:
         _native.set_asyncio_errors(asyncio.CancelledError, asyncio.InvalidStateError)
         self.kernel = kernel
-        self._lock = threading.RLock()  # over which loop it is; a finalizer may come in between
+        self._lock = Lock()  # over which loop it is; a finalizer may come in between
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._fd = -1

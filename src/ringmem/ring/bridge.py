@@ -6,7 +6,6 @@ What a flush does is the strategy's: nothing at all, or a copy, by native code (
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from ringmem.native.errors import (
     ClosedError,
     TimeoutError,  # noqa: A004 - the field's word
 )
+from ringmem.native.locks import Lock
 from ringmem.ring.bridge_memory import DeviceRing, Direction
 from ringmem.ring.endpoints import check_timeout
 from ringmem.ring.slots import message_dtype
@@ -131,7 +131,7 @@ class RingBufferBridge(Closing):
         # As near to native code as can be (Mover::flush says why).
         self._push, self._pull = self._in.flush, self._out.flush
         self.capacity = self._in.ring.capacity
-        self._closing = threading.Lock()  # of two threads that close, one does
+        self._closing = Lock()  # of two threads that close, one does
         self._producer = self._in.ring.producer("refuse")
         self._consumer = self._out.ring.consumer()
         self._thread: _native.BridgeMoverThread | None = None

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ringmem.native import _native
 from ringmem.native.errors import DriverError, InvalidValueError, NotSupportedError
+from ringmem.native.locks import Lock
 from ringmem.ring.cuda_build import KERNEL, LoopSettings
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadedKernel", "Residency", "current_context", "load_kernel", "shared_limit_nbytes"]
 
 _loaded: dict[tuple[int, bytes], LoadedKernel] = {}
-_lock = threading.Lock()  # guards _loaded; never held around a driver call
+_lock = Lock()  # guards _loaded; never held around a driver call
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ class Residency:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._running: weakref.WeakKeyDictionary[Any, tuple[int, float]] = (
             weakref.WeakKeyDictionary()
         )

@@ -10,7 +10,6 @@ import asyncio
 import atexit
 import contextlib
 import os
-import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from ringmem.device import Device, default_device
 from ringmem.native.closing import Closing
 from ringmem.native.errors import ClosedError
 from ringmem.native.layouts import ControlBlock
+from ringmem.native.locks import Lock
 from ringmem.ring.aio import AsyncKernel
 from ringmem.ring.backend import Parallel
 from ringmem.ring.backends import backend_for
@@ -135,7 +135,7 @@ class RingKernel(KernelLife, Closing):
         initial_state: npt.ArrayLike | None = None,
         spin_us: float = 50.0,
     ) -> None:
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._state = KernelState.CLOSED  # until everything below succeeded
         self._pid = os.getpid()
         self.spec = check_spec(
@@ -150,7 +150,7 @@ class RingKernel(KernelLife, Closing):
         self._watch = None
         self._stalls = None
         self._aio: AsyncKernel | None = None
-        self._aio_lock = threading.Lock()  # not that of the life, which start and drain hold long
+        self._aio_lock = Lock()  # not that of the life, which start and drain hold long
         with contextlib.ExitStack() as undo:
             undo.callback(self._backend.close)
             self._backend.prepare(handler, self.spec)

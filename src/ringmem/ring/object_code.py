@@ -10,14 +10,15 @@ import ctypes
 import itertools
 import platform
 import struct
-import threading
 from typing import Any
+
+from ringmem.native.locks import Lock
 
 __all__ = ["ENTRY", "cpu_name", "extract", "load"]
 
 ENTRY = "ringmem_handler"
 _names = itertools.count()
-_names_lock = threading.Lock()  # without a GIL two threads may get the same number
+_names_lock = Lock()  # without a GIL two threads may get the same number
 
 
 def cpu_name() -> str:

@@ -6,7 +6,6 @@ can see too, such as a pinned buffer.
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from ringmem.native import _native
 from ringmem.native.closing import Closing
 from ringmem.native.errors import ClosedError, InvalidValueError
+from ringmem.native.locks import Lock
 from ringmem.ring.endpoints import Consumer, Full, Producer
 from ringmem.ring.slots import Slots, host_bytes, message_dtype
 
@@ -97,7 +97,7 @@ class Ring(Closing):
         self.nbytes = nbytes
         self._owner = owner
         self._slots: Slots | None = Slots(host_bytes(ptr, nbytes, owner), dtype, self.capacity)
-        self._lock = threading.Lock()  # over the list of ends, and whether it still grows
+        self._lock = Lock()  # over the list of ends, and whether it still grows
         self._ends: list[Producer | Consumer] = []
 
     @staticmethod

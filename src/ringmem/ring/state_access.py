@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringmem.native.errors import ClosedError, InvalidValueError
+from ringmem.native.locks import Lock
 from ringmem.ring.backend import Backend, KernelSpec
 from ringmem.ring.channel import Messaging
 from ringmem.ring.lifecycle import KernelState
@@ -22,7 +22,7 @@ class StateAccess(Messaging):
     """State of a :class:`RingKernel`; `ring` is the number of the ring pair."""
 
     spec: KernelSpec
-    _lock: threading.RLock
+    _lock: Lock
     _backend: Backend
 
     def _refresh(self) -> None:

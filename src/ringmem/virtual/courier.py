@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from ringmem.native import errors
 from ringmem.native.errors import ClosedError, InvalidValueError, RingmemError
+from ringmem.native.locks import Lock
 
 __all__ = ["Offer", "courier", "fetch"]
 
@@ -53,7 +54,7 @@ class Courier:
     """The listening end in this process; see :func:`courier`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._offers: dict[bytes, Offer] = {}
         self._retired: dict[bytes, str] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -235,7 +236,7 @@ def _remove(address: str, pid: int) -> None:
 
 
 _current: Courier | None = None
-_current_lock = threading.Lock()
+_current_lock = Lock()
 _registered = False
 
 
@@ -253,8 +254,7 @@ def courier() -> Courier:
 
 def _forget() -> None:
     """In a forked child: the listening socket is the parent's, and there is no thread here."""
-    global _current, _current_lock
-    _current_lock = threading.Lock()
+    global _current
     if _current is not None:
         _current.close()
     _current = None

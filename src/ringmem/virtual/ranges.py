@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from ringmem.buffers import DeviceBuffer
@@ -10,6 +9,7 @@ from ringmem.device import Device
 from ringmem.native import _native
 from ringmem.native.closing import Closing
 from ringmem.native.errors import ClosedError, InvalidValueError
+from ringmem.native.locks import Lock
 from ringmem.virtual.locations import (
     Access,
     AccessMap,
@@ -161,7 +161,7 @@ class MappedRange:
         self._core = core
         self._range = addresses
         self._physical = physical
-        self._lock = threading.RLock()  # over what follows; the collector may come in between
+        self._lock = Lock()  # over what follows; the collector may come in between
         self._views = 0
         self._leaving = 0  # calls of unmap() under way
 

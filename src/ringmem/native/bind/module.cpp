@@ -11,6 +11,7 @@ NB_MODULE(_native, m) {
   bind_driver(m);
   bind_device(m);
   bind_stream(m);
+  bind_event(m);
   bind_layout(m);
   bind_mapping(m);
   bind_residency(m);

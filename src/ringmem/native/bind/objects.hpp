@@ -102,7 +102,8 @@ void bind_errors(nb::module_& m);
 void bind_allocation(nb::module_& m);
 void bind_driver(nb::module_& m);   // Driver and its three kinds, raw operations
 void bind_device(nb::module_& m);   // NativeDevice, allocators of the driver, overrides
-void bind_stream(nb::module_& m);   // NativeStream, NativeEvent
+void bind_stream(nb::module_& m);   // NativeStream, current streams
+void bind_event(nb::module_& m);    // NativeEvent
 void bind_buffer(nb::module_& m);   // NativeBuffer
 void bind_layout(nb::module_& m);   // aligned structures
 void bind_pool(nb::module_& m);

@@ -1,5 +1,5 @@
-// Streams and events, and the current stream of each device on each thread. Python's floor 1
-// subclasses StreamBase and EventBase.
+// Streams, and the current stream of each device on each thread. Python's floor 1 subclasses
+// StreamBase.
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "bind/objects.hpp"
+#include "bind/stream.hpp"
 #include "bind/thread_state.hpp"
 #include "bind/wait.hpp"
 #include "memory/event_order.hpp"
@@ -17,48 +17,19 @@
 namespace ringmem::bind {
 namespace {
 
-PyObject* stream_hook = nullptr;  // (object, device) -> StreamBase; set once, never freed
-
 std::string hex(std::uint64_t handle) {
   char text[24];
   snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(handle));
   return text;
 }
 
-std::string describe(const NativeStream& stream) {
-  return "stream " + hex(stream.handle) + " of " + stream.device->name;
-}
-
-std::string describe(const NativeEvent& event) {
-  return "event " + hex(event.handle) + " of " + event.device->name;
-}
-
-template <class T>
-void check_open(const T& object) {
-  if (object.closed.load(std::memory_order_acquire)) [[unlikely]] {
-    throw Closed(describe(object) + " is closed");
-  }
-}
-
-// A finalizer's failure: one warning, never an exception.
-void warn(const std::string& text) noexcept {
-  if (!nb::is_alive()) return;
-  nb::gil_scoped_acquire gil;
-  nb::error_scope keep;  // whatever was being raised goes on
-  if (PyErr_WarnEx(PyExc_ResourceWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
-}
-
-// --- streams -----------------------------------------------------------------------------------
+PyObject* stream_hook = nullptr;  // (object, device) -> StreamBase; set once, never freed
 
 void init_stream(NativeStream* self, DeviceRef device, StreamHandle handle, nb::object keep_alive) {
   new (self) NativeStream;
   self->device = std::move(device);
   self->handle = handle;
   self->keep_alive = std::move(keep_alive);
-}
-
-[[noreturn]] void refuse(const char* argument, nb::handle value, const char* wanted) {
-  throw InvalidValue(std::string(argument) + " is " + nb::repr(value).c_str() + ": " + wanted);
 }
 
 // A priority out of the range of an int is clamped, as the driver clamps the others.
@@ -72,11 +43,6 @@ int priority_of(nb::handle value) {
   const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
   if (overflow != 0) return overflow < 0 ? INT_MIN : INT_MAX;
   return static_cast<int>(std::clamp<long long>(number, INT_MIN, INT_MAX));
-}
-
-bool flag_of(const char* argument, nb::handle value) {
-  if (!PyBool_Check(value.ptr())) refuse(argument, value, "give True or False");
-  return value.ptr() == Py_True;
 }
 
 void create_stream(NativeStream* self, DeviceRef device, nb::handle priority,
@@ -229,14 +195,6 @@ StreamHandle handle_on(NativeStream& stream, const NativeDevice& device) {
   return stream.handle;
 }
 
-// A device may hold streams and events of its own (staging), which hold it: the collector must see
-// the native reference. It counts only while nobody shares it, since it is one Python reference.
-// Clearing breaks the cycle at the device; the destructor here still needs it.
-int visit_device(const DeviceRef& device, visitproc visit, void* arg) {
-  if (device && device.use_count() == 1) Py_VISIT(nb::find(*device).ptr());
-  return 0;
-}
-
 int traverse_stream(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (!nb::inst_ready(self)) return 0;
@@ -250,110 +208,10 @@ int clear_stream(PyObject* self) {
   return 0;
 }
 
-int traverse_event(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  return nb::inst_ready(self) ? visit_device(nb::inst_ptr<NativeEvent>(self)->device, visit, arg)
-                              : 0;
-}
-
 PyType_Slot stream_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_stream)},
                               {Py_tp_clear, reinterpret_cast<void*>(clear_stream)},
                               {0, nullptr}};
-PyType_Slot event_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_event)},
-                             {0, nullptr}};
-
-// --- events ------------------------------------------------------------------------------------
-
-void create_event(NativeEvent* self, DeviceRef device, nb::handle timing,
-                  nb::handle blocking_sync) {
-  const EventFlags flags{flag_of("timing", timing), flag_of("blocking_sync", blocking_sync)};
-  EventHandle handle = 0;
-  check(device->driver->event_create(device->ordinal, flags, &handle),
-        "cuEventCreate", "on " + device->name);
-  new (self) NativeEvent;
-  self->device = std::move(device);
-  self->handle = handle;
-  self->timing = flags.timing;
-}
-
-Status close_event(NativeEvent& self) noexcept {
-  if (self.closed.exchange(true, std::memory_order_acq_rel)) return Status::success;
-  return self.device->driver->event_destroy(self.device->ordinal, self.handle);
-}
-
-void record_event(NativeEvent& self, NativeStream& stream) {
-  check_open(self);
-  check_open(stream);
-  if (stream.device.get() != self.device.get()) {
-    raise_error("InvalidDeviceError", describe(self) + " cannot be recorded on " +
-                                          describe(stream) + ": create it on " +
-                                          name_beside(*stream.device, *self.device));
-  }
-  check(self.device->driver->event_record(self.device->ordinal, self.handle, stream.handle),
-        "cuEventRecord", describe(self) + " on " + describe(stream));
-  self.recorded = true;
-}
-
-bool query_event(NativeEvent& self) {
-  check_open(self);
-  Status status = self.device->driver->event_query(self.device->ordinal, self.handle);
-  if (status == Status::not_ready) return false;
-  check(status, "cuEventQuery", "on " + describe(self));
-  return true;
-}
-
-void synchronize_event(NativeEvent& self, nb::handle timeout) {
-  check_open(self);
-  const std::optional<double> timeout_s = seconds_of(timeout);
-  nb::object keep = nb::find(self);
-  Driver& driver = *self.device->driver;
-  int ordinal = self.device->ordinal;
-  if (!timeout_s) {
-    Status status;
-    {
-      nb::gil_scoped_release release;
-      status = driver.event_synchronize(ordinal, self.handle);
-    }
-    return check(status, "cuEventSynchronize", "on " + describe(self));
-  }
-  Status status = poll([&] { return driver.event_query(ordinal, self.handle); }, *timeout_s);
-  if (status == Status::not_ready) {
-    raise_timeout(describe(self) + " has not happened yet", *timeout_s);
-  }
-  check(status, "cuEventQuery", "on " + describe(self));
-}
-
-void check_elapsed_operand(const NativeEvent& event, const char* argument) {
-  check_open(event);
-  const char* wrong = !event.timing     ? " was created without timing: create_event(timing=True)"
-                      : !event.recorded ? " was never recorded: record() it first"
-                                        : nullptr;
-  if (wrong) throw InvalidValue(std::string(argument) + ": " + describe(event) + wrong);
-}
-
-float elapsed_ms(NativeEvent& self, nb::handle earlier) {
-  if (!is<NativeEvent>(earlier)) refuse("since", earlier, "give an event that was recorded earlier");
-  NativeEvent& since = *nb::inst_ptr<NativeEvent>(earlier);
-  check_elapsed_operand(since, "since");
-  check_elapsed_operand(self, "end");
-  if (self.device.get() != since.device.get()) {
-    raise_error("InvalidDeviceError", "no time between " + describe(since) + " and " +
-                                          describe(self) + ": they belong to two " +
-                                          (self.device->driver == since.device->driver
-                                               ? "devices"
-                                               : "drivers, such as a simulation's"));
-  }
-  float milliseconds = 0;
-  Status status = self.device->driver->event_elapsed(self.device->ordinal, since.handle,
-                                                     self.handle, &milliseconds);
-  check(status, "cuEventElapsedTime",
-        status == Status::not_ready ? "synchronize() the later event first" : "");
-  return milliseconds;
-}
-
-// --- binding -----------------------------------------------------------------------------------
-
-void bind_streams(nb::module_& m) {
+void bind_stream_class(nb::module_& m) {
   nb::class_<NativeStream>(m, "StreamBase", nb::type_slots(stream_slots), "A stream of one device.")
       .def("__init__", &init_stream, nb::arg("device"), nb::arg("handle"),
            nb::arg("keep_alive").none() = nb::none())
@@ -382,45 +240,43 @@ void bind_streams(nb::module_& m) {
       .def("pop", &pop_stream);
 }
 
-void bind_events(nb::module_& m) {
-  nb::class_<NativeEvent>(m, "EventBase", nb::type_slots(event_slots),
-                           "A point in the work of a stream.")
-      .def("__init__", &create_event, nb::arg("device"), nb::arg("timing").none(),
-           nb::arg("blocking_sync").none(),
-           nb::sig("def __init__(self, device: DeviceBase, timing: bool, blocking_sync: bool) "
-                   "-> None"))
-      .def_ro("device", &NativeEvent::device, "DeviceBase: the event's device.")
-      .def_prop_ro("handle", [](NativeEvent& self) { check_open(self); return self.handle; },
-                   "int: the driver's handle. ClosedError after close().")
-      .def_ro("timing", &NativeEvent::timing, "bool: elapsed_ms works.")
-      .def_prop_ro("recorded", [](NativeEvent& self) { return self.recorded.load(); },
-                   "bool: recorded at least once.")
-      .def_prop_ro("closed", [](NativeEvent& self) { return self.closed.load(); },
-                   "bool: close() was called.")
-      .def("record", &record_event, nb::arg("stream"))
-      .def("query", &query_event)
-      .def("synchronize", &synchronize_event, nb::arg("timeout_s").none() = nb::none(),
-           nb::sig("def synchronize(self, timeout_s: float | None = None) -> None"))
-      .def("elapsed_ms", &elapsed_ms, nb::arg("since").none(),
-           nb::sig("def elapsed_ms(self, since: EventBase) -> float"))
-      .def("close", [](NativeEvent& self) {
-        check(close_event(self), "cuEventDestroy", "on " + describe(self));
-      });
+}  // namespace
+
+std::string describe(const NativeStream& stream) {
+  return "stream " + hex(stream.handle) + " of " + stream.device->name;
 }
 
-}  // namespace
+std::string describe(const NativeEvent& event) {
+  return "event " + hex(event.handle) + " of " + event.device->name;
+}
+
+void refuse(const char* argument, nb::handle value, const char* wanted) {
+  throw InvalidValue(std::string(argument) + " is " + nb::repr(value).c_str() + ": " + wanted);
+}
+
+bool flag_of(const char* argument, nb::handle value) {
+  if (!PyBool_Check(value.ptr())) refuse(argument, value, "give True or False");
+  return value.ptr() == Py_True;
+}
+
+void warn_not_destroyed(const std::string& what, Status status) noexcept {
+  if (!nb::is_alive()) return;
+  nb::gil_scoped_acquire gil;
+  nb::error_scope keep;  // whatever was being raised goes on
+  const std::string text = what + " could not be destroyed: " + status_name(status);
+  if (PyErr_WarnEx(PyExc_ResourceWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
+}
+
+int visit_device(const DeviceRef& device, visitproc visit, void* arg) {
+  if (device && device.use_count() == 1) Py_VISIT(nb::find(*device).ptr());
+  return 0;
+}
 
 NativeStream::~NativeStream() {
   if (!device) return;
   Status status = close_stream(*this, false);
-  if (!ok(status)) warn(describe(*this) + " could not be destroyed: " + status_name(status));
+  if (!ok(status)) warn_not_destroyed(describe(*this), status);
   if (last_work != 0) destroy_event(*device->driver, device->ordinal, last_work);
-}
-
-NativeEvent::~NativeEvent() {
-  if (!device) return;
-  Status status = close_event(*this);
-  if (!ok(status)) warn(describe(*this) + " could not be destroyed: " + status_name(status));
 }
 
 StreamHandle stream_of(nb::handle argument, const NativeDevice& device, nb::object* owner) {
@@ -446,8 +302,7 @@ StreamHandle stream_of(nb::handle argument, const NativeDevice& device, nb::obje
 }
 
 void bind_stream(nb::module_& m) {
-  bind_streams(m);
-  bind_events(m);
+  bind_stream_class(m);
   m.def("current_stream", &current_stream, nb::arg("device"),
         nb::sig("def current_stream(device: DeviceBase) -> StreamBase | None"),
         "The innermost `with stream:` of the device on this thread; None: the default stream.");
