@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 
 import numpy as np
 import pytest
@@ -253,6 +254,28 @@ def test_a_forgotten_buffer_whose_work_nobody_can_wait_for_stays_and_the_device_
     gc.collect()
     driver.clear()
     device.default_stream.synchronize()  # the fill found its pages
+    primitives(device)
+
+
+@pytest.mark.parametrize("make", [GrowableBuffer, SparseBuffer])
+def test_a_forgotten_buffer_that_cannot_be_unmapped_is_given_up_at_some_time(make):
+    driver = _native.FaultyDriver(_native.HostDriver(CONFIG))
+    device = ringmem.devices_of(driver)[0]
+    buffer = make(4 * PAGE, device=device)
+    if make is GrowableBuffer:
+        buffer.resize(4 * PAGE)
+    else:
+        buffer.map(range(4))
+    driver.fail("mem_unmap", times=10**9)
+    before = driver.calls.get("mem_unmap", 0)
+    del buffer
+    gc.collect()
+    calls, deadline = [-1, -2], time.monotonic() + 20
+    while calls[-1] != calls[-2] and time.monotonic() < deadline:
+        time.sleep(0.3)
+        calls.append(driver.calls["mem_unmap"] - before)
+    assert 2 <= calls[-1] == calls[-2] <= 1000, calls
+    driver.clear()
     primitives(device)
 
 

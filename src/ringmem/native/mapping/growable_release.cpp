@@ -5,12 +5,6 @@
 #include "mapping/limits.hpp"
 
 namespace ringmem::mapping {
-namespace {
-
-// An abandoned buffer whose unmap keeps failing is left to the process's end.
-constexpr int farewell_attempts_most = 100;
-
-}  // namespace
 
 Job::Progress Growable::step() noexcept {
   std::unique_lock layout(layout_, std::try_to_lock);

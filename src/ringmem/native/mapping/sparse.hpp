@@ -98,6 +98,7 @@ class Sparse final : public Job, public std::enable_shared_from_this<Sparse> {
   std::vector<PageRun> runs_of(PageRun within, PageState state) const;
   Status release_leaving() noexcept;
   void recount() noexcept;
+  Progress step_farewell() noexcept;
   Status release_all() noexcept;
   void require_open() const;
 
@@ -122,7 +123,8 @@ class Sparse final : public Job, public std::enable_shared_from_this<Sparse> {
   bool bare_ = false;        // some page may have to be covered with zeros
   Life life_ = Life::open;
   Status worker_status_ = Status::success;
-  std::shared_ptr<Guard> farewell_;
+  std::shared_ptr<Guard> farewell_;  // what an abandoned buffer waits for
+  int farewell_attempts_ = 0;
 };
 
 }  // namespace ringmem::mapping

@@ -10,12 +10,7 @@ Job::Progress Sparse::step() noexcept {
   if (!lock.owns_lock()) return Progress::waiting;
   if (life_ == Life::closed) return Progress::done;
   if (life_ == Life::closing) {
-    if (!farewell_) return Progress::done;
-    if (!farewell_->done()) return Progress::waiting;
-    for (const Page& page : pages_) {
-      if (page.guard && !page.guard->done()) return Progress::waiting;
-    }
-    return ok(release_all()) || life_ == Life::closed ? Progress::done : Progress::waiting;
+    return farewell_ ? step_farewell() : Progress::done;
   }
   const PageRun all{0, pages_.size()};
   Status status = Status::success;
@@ -130,6 +125,15 @@ void Sparse::abandon(const std::vector<StreamRef>& streams) noexcept {
     if (life_ == Life::closed) return;
   }
   Worker::post(shared_from_this());
+}
+
+Job::Progress Sparse::step_farewell() noexcept {
+  if (!farewell_->done()) return Progress::waiting;
+  for (const Page& page : pages_) {
+    if (page.guard && !page.guard->done()) return Progress::waiting;
+  }
+  if (ok(release_all()) || life_ == Life::closed) return Progress::done;
+  return ++farewell_attempts_ < farewell_attempts_most ? Progress::waiting : Progress::done;
 }
 
 // Every run of mappings, whosever memory it is, in one unmap call each. When a run cannot be

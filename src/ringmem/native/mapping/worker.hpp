@@ -23,6 +23,9 @@ class Job {
   // be waiting for this thread.
   virtual Progress step() noexcept = 0;
 
+  // An abandoned buffer whose unmap keeps failing is left to the process's end.
+  static constexpr int farewell_attempts_most = 100;
+
   std::atomic<bool> queued_{false};  // the worker's own: the job is in its queue
 };
 
