@@ -228,6 +228,25 @@ def test_a_busy_stream_is_waited_for_so_long():
     tag.close()
 
 
+@pytest.mark.parametrize("timeout_s", [None, 5.0])
+def test_what_a_closed_stream_was_given_is_done_before_memory_sleeps(timeout_s):
+    device = devices_of(_native.HostDriver(f"granularity={PAGE},latency_s=0.3"))[0]
+    tag = make("left", device)
+    buffer = ringmem.empty(PAGE, "uint8", device=device, allocator=tag)
+    stream = device.create_stream()
+    buffer.fill(5, stream)
+    stream.close()
+    with pytest.raises(ringmem.TimeoutError, match="nothing has changed"):
+        tag.sleep(timeout_s=0.01)
+    tag.sleep(timeout_s=timeout_s)
+    tag.wake()
+    assert np.all(buffer.to_numpy() == 5)
+    device.synchronize()
+    buffer.close()
+    assert _native.flush_reaper(10)
+    tag.close()
+
+
 def test_waking_without_memory_says_how_much_is_missing_and_keeps_the_backup(device):
     tag = make("large", device)
     data = random_bytes(10 << 20)

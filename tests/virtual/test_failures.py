@@ -258,6 +258,47 @@ def test_a_forgotten_buffer_whose_work_nobody_can_wait_for_stays_and_the_device_
 
 
 @pytest.mark.parametrize("make", [GrowableBuffer, SparseBuffer])
+@pytest.mark.parametrize("end", ["shrink", "close", "drop", "drop without an event"])
+def test_what_a_closed_stream_was_given_is_done_before_pages_go(make, end):
+    driver = _native.FaultyDriver(_native.HostDriver(f"{CONFIG},latency_s=0.1"))
+    device = ringmem.devices_of(driver)[0]
+    buffer = make(4 * PAGE, "u1", device)
+    if make is GrowableBuffer:
+        buffer.resize(4 * PAGE)
+    else:
+        buffer.map(range(4))
+    stream = device.create_stream()
+    buffer.record_stream(stream)
+    buffer.view(0, 4 * PAGE).fill(1, stream) if make is SparseBuffer else buffer.fill(1, stream)
+    if end == "drop without an event":
+        driver.fail("event_create")
+    stream.close()
+    if end == "close":
+        buffer.close()
+    elif end == "shrink":
+        buffer.resize(0) if make is GrowableBuffer else buffer.unmap(range(4))
+        buffer.settle()
+        buffer.close()
+    else:
+        del buffer
+        gc.collect()
+    del stream
+    device.synchronize()  # the device is lost if the fill found no pages
+    primitives(device)
+    assert live_objects(driver) == {}
+
+
+def test_a_view_shows_what_a_closed_stream_wrote():
+    device = ringmem.devices_of(_native.HostDriver(f"{CONFIG},latency_s=0.1"))[0]
+    buffer = GrowableBuffer(4 * PAGE, "u1", device, shape=4 * PAGE)
+    stream = device.create_stream()
+    buffer.fill(3, stream)
+    stream.close()
+    assert np.all(buffer.view().to_numpy() == 3)
+    buffer.close()
+
+
+@pytest.mark.parametrize("make", [GrowableBuffer, SparseBuffer])
 def test_a_forgotten_buffer_that_cannot_be_unmapped_is_given_up_at_some_time(make):
     driver = _native.FaultyDriver(_native.HostDriver(CONFIG))
     device = ringmem.devices_of(driver)[0]

@@ -32,8 +32,9 @@ def upload(buffer: Buffer, array: NDArray[Any], stream: object | None) -> None:
         return
     _check_overlap(buffer, array)
     plan = plan_strided(array.shape, array.strides, array.itemsize)
+    _check_capture(buffer, array, plan, stream)
+    _finish_others(buffer, array, plan, stream)
     source = np.ascontiguousarray(array) if plan.staged else array
-    _check_capture(buffer, source, stream)
     with _native.buffer_hold(buffer):
         _submit(buffer, source, plan, stream, into_buffer=True)
         if not _outlives_copy(buffer, source, stream) and _is_page_locked(buffer, source):
@@ -55,8 +56,9 @@ def download(buffer: Buffer, array: NDArray[Any], stream: object | None) -> None
         return
     _check_overlap(buffer, array)
     plan = plan_strided(array.shape, array.strides, array.itemsize)
+    _check_capture(buffer, array, plan, stream)
+    _finish_others(buffer, array, plan, stream)
     target = np.empty(array.shape, array.dtype) if plan.staged else array
-    _check_capture(buffer, target, stream)
     with _native.buffer_hold(buffer):
         _submit(buffer, target, plan, stream, into_buffer=False)
         if not _outlives_copy(buffer, target, stream):
@@ -94,8 +96,10 @@ def _check_overlap(buffer: Buffer, array: NDArray[Any]) -> None:
         )
 
 
-def _check_capture(buffer: Buffer, array: NDArray[Any], stream: object | None) -> None:
-    if _pinned_holder(buffer, array) is not None:
+def _check_capture(
+    buffer: Buffer, array: NDArray[Any], plan: StridedPlan, stream: object | None
+) -> None:
+    if not plan.staged and _pinned_holder(buffer, array) is not None:
         return
     handle, _ = _native.buffer_order(buffer, stream)
     if buffer.device.driver.stream_capturing(buffer.device.ordinal, handle):
@@ -104,6 +108,21 @@ def _check_capture(buffer: Buffer, array: NDArray[Any], stream: object | None) -
             "array's memory at each launch: give an array over a PinnedBuffer that lives as long "
             "as the graph"
         )
+
+
+def _finish_others(
+    buffer: Buffer, array: NDArray[Any], plan: StridedPlan, stream: object | None
+) -> None:
+    """Wait for the work on the array's memory where the host itself will read or write that."""
+    holder = _holder(array)
+    if holder is None:
+        return
+    in_order = _pinned_holder(buffer, array) is not None
+    if in_order and not plan.staged:
+        return
+    _native.buffer_synchronize(holder)
+    if in_order:  # kernels of others may use it in the order of the stream
+        _synchronize(buffer, stream)
 
 
 def _byte_bounds(array: NDArray[Any]) -> tuple[int, int]:

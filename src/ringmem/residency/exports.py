@@ -12,7 +12,7 @@ from ringmem.native.errors import ClosedError
 if TYPE_CHECKING:
     from ringmem.residency.tagged import Tag
 
-__all__ = ["buffers_of", "exports_of", "streams_in_use"]
+__all__ = ["buffers_of", "closed_streams_of", "exports_of", "streams_in_use"]
 
 
 def buffers_of(tag: Tag) -> list[DeviceBuffer]:
@@ -53,9 +53,18 @@ def exports_of(buffers: list[DeviceBuffer]) -> int:
 
 
 def streams_in_use(buffers: list[DeviceBuffer]) -> list[tuple[int, int]]:
-    """Return the streams, as (device, handle), whose work may touch these buffers."""
+    """Return the open streams, as (device, handle), whose work may touch these buffers."""
     found: dict[tuple[int, int], None] = {}
     for buffer in buffers:
         for stream in _native.buffer_streams_in_use(buffer):
             found[tuple(stream)] = None
     return list(found)
+
+
+def closed_streams_of(buffers: list[DeviceBuffer]) -> list[_native.StreamBase]:
+    """Return the closed streams whose work may touch these buffers still."""
+    found = {}
+    for buffer in buffers:
+        for stream in _native.buffer_closed_streams(buffer):
+            found[id(stream)] = stream
+    return list(found.values())

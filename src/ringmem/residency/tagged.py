@@ -7,12 +7,18 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ringmem.device import Device, Stream, as_stream
 from ringmem.native import _native, errors
 from ringmem.native.errors import InvalidValueError
-from ringmem.residency.exports import buffers_of, exports_of, streams_in_use
+from ringmem.residency.exports import (
+    buffers_of,
+    closed_streams_of,
+    exports_of,
+    streams_in_use,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -202,7 +208,8 @@ class Tag:
                 f"{self._name!r} are alive; drop them, or pass allow_exports=True and do not "
                 "touch them before wake()"
             )
-        plain = self._wait(streams, streams_in_use(buffers), timeout_s)
+        closed = closed_streams_of(buffers)
+        plain = self._wait(streams, streams_in_use(buffers), closed, timeout_s)
         del buffers
         called: list[Callable[[Tag], object]] = []
         try:
@@ -249,21 +256,33 @@ class Tag:
             raise InvalidValueError(f"{operation}: tag {self._name!r} is {now}; it must be {state}")
 
     def _wait(
-        self, streams: object, used: list[tuple[int, int]], timeout_s: float | None
+        self,
+        streams: object,
+        used: list[tuple[int, int]],
+        closed: list[_native.StreamBase],
+        timeout_s: float | None,
     ) -> list[tuple[int, int]]:
-        """Return the streams to wait for; with a time limit, wait for them here."""
+        """Return the streams to wait for; with a time limit, wait for them here.
+
+        Closed ones are waited for here in any case: they have no handle to return.
+        """
         items = list(streams) if isinstance(streams, list | tuple | set) else [streams]
         named = [as_stream(item, self._device) for item in items]
         plain = dict.fromkeys([*((s.device.ordinal, s.handle) for s in named), *used])
         if timeout_s is None:
+            for stream in closed:
+                _native.synchronize_closed(stream)
             return list(plain)
         if not timeout_s >= 0:
             raise InvalidValueError(f"timeout_s is {timeout_s}: give seconds, 0 or more, or None")
         deadline = time.monotonic() + timeout_s
-        for ordinal, handle in plain:
-            left = max(0.0, deadline - time.monotonic())
+        waits: list[Callable[[float], None]] = [
+            *(partial(_native.synchronize_closed, stream) for stream in closed),
+            *(self._stream(*one, named).synchronize for one in plain),
+        ]
+        for wait in waits:
             try:
-                self._stream(ordinal, handle, named).synchronize(timeout_s=left)
+                wait(max(0.0, deadline - time.monotonic()))
             except errors.TimeoutError:
                 raise errors.TimeoutError(
                     f"sleep: a stream still uses tag {self._name!r} after {timeout_s} s; "

@@ -205,7 +205,7 @@ class GrowableBuffer(Closing):
             dtype=self._dtype,
             device=self._device,
             hold=hold,
-            streams=self._ledger.open(),
+            streams=self._ledger.pending(),
         )
 
     def fill(self, value: Any, stream: object = None) -> None:

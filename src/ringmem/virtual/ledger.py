@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from ringmem.device import as_stream
+from ringmem.native import _native
+from ringmem.native.errors import DriverError
 from ringmem.virtual.locations import plain_streams
 
 if TYPE_CHECKING:
@@ -14,32 +17,49 @@ __all__ = ["StreamLedger"]
 
 
 class StreamLedger:
-    """Recorded streams of one buffer. Keeps them alive; those that were closed are forgotten."""
+    """Recorded streams of one buffer, which it keeps: closed ones until their work is done."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._streams: dict[tuple[int, int], Stream] = {}
+        self._closed: list[Stream] = []
 
     def record(self, stream: object) -> None:
         """Remember a stream-like of the buffer's device."""
         found = as_stream(stream, self._device)
+        self._sort_out()  # the handle of a closed stream may be that of another now
         self._streams[found.device.ordinal, found.handle] = found
 
-    def open(self) -> list[Stream]:
-        """Return the recorded streams that are not closed."""
-        streams = list(self._streams.items())
-        for key, stream in streams:
-            if stream.closed:
-                self._streams.pop(key, None)
-        return [stream for _, stream in streams if not stream.closed]
+    def pending(self) -> list[Stream]:
+        """Return the recorded streams that may have work: open ones, and what closed ones left."""
+        self._sort_out()
+        return [*self._streams.values(), *self._closed]
 
     def plain(self, streams: object) -> list[tuple[int, int]]:
-        """Return what to wait for: `streams` (None: the thread's current) and the recorded."""
-        return [*plain_streams(streams, self._device), *self._recorded()]
+        """Return what to wait for: `streams` (None: the thread's current) and the recorded.
+
+        What closed streams left has no handle; it is waited for here.
+        """
+        named = plain_streams(streams, self._device)
+        self._sort_out()
+        for stream in list(self._closed):
+            _native.synchronize_closed(stream)
+            self._closed.remove(stream)
+        return [*named, *self._streams]
 
     def plain_for_finalizer(self) -> list[tuple[int, int]]:
         """Return what a finalizer waits for: the default stream and the recorded."""
-        return [(self._device.ordinal, 0), *self._recorded()]
+        self._sort_out()
+        for stream in self._closed:
+            try:
+                _native.order_after_closed(stream, self._device, 0)
+            except DriverError:  # a capture is in the way
+                with contextlib.suppress(DriverError):
+                    _native.synchronize_closed(stream)
+        return [(self._device.ordinal, 0), *self._streams]
 
-    def _recorded(self) -> list[tuple[int, int]]:
-        return [(stream.device.ordinal, stream.raw_handle) for stream in self.open()]
+    def _sort_out(self) -> None:
+        for key, stream in list(self._streams.items()):
+            if stream.closed and self._streams.pop(key, None) is not None:
+                self._closed.append(stream)
+        self._closed = [one for one in self._closed if not _native.closed_and_done(one)]

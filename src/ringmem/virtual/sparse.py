@@ -208,7 +208,7 @@ class SparseBuffer(Closing):
             dtype=self._dtype,
             device=self._device,
             hold=hold,
-            streams=self._ledger.open(),
+            streams=self._ledger.pending(),
         )
 
     @property

@@ -62,5 +62,5 @@ def borrow(
     )
     if nbytes:
         for stream in (current_stream(device), *streams):
-            made.record_stream(stream)
+            _native.buffer_note_use(made, stream)
     return made

@@ -73,6 +73,9 @@ thread_local PyObject* kept_error = nullptr;  // an exception object; owned
 
 // `later` waits, on the device, for the work that `earlier` has now.
 Status wait_on_device(const StreamRef& later, const StreamRef& earlier) {
+  if (earlier.closed()) [[unlikely]] {
+    return order_after_closed(*earlier.object(), later.device->ordinal, later.handle);
+  }
   return order_streams(*earlier.device->driver, earlier.device->ordinal, earlier.handle,
                        later.device->ordinal, later.handle);
 }
@@ -162,8 +165,9 @@ void Buffer::note_use(const StreamRef& used) {
   }
   if (others.size() >= many_streams) {
     std::erase_if(others, [](const StreamRef& other) {
+      if (other.closed()) return closed_and_done(*other.object());
       Driver& driver = *other.device->driver;
-      return !other.closed() && !is_capturing(driver, other.device->ordinal, other.handle) &&
+      return !is_capturing(driver, other.device->ordinal, other.handle) &&
              ok(driver.stream_query(other.device->ordinal, other.handle));
     });
   }
@@ -178,7 +182,6 @@ std::vector<StreamRef> Buffer::streams_in_use() const {
   // Device memory is there only after its allocation, which is in the order of its stream.
   const bool ordered = target.kind == MemoryKind::device && target.allocator;
   if (target.touched_ || ordered) streams.push_back(target.stream);
-  std::erase_if(streams, [](const StreamRef& stream) { return stream.closed(); });
   return streams;
 }
 

@@ -80,8 +80,10 @@ struct StreamRef {
   nb::object owner;                // a NativeStream
   NativeDevice* device = nullptr;  // kept by the owner, or by the buffer that holds this
 
+  // The driver may give the handle of a closed stream to another.
   bool same_as(const StreamRef& other) const noexcept {
-    return handle == other.handle && device == other.device;
+    return handle == other.handle && device == other.device &&
+           (owner.is(other.owner) || (!closed() && !other.closed()));
   }
 
   const NativeStream* object() const;  // null for a default stream

@@ -3,6 +3,7 @@
 #include "bind/buffer.hpp"
 
 #include "bind/allocation.hpp"
+#include "bind/last_work.hpp"
 #include "bind/wait.hpp"
 
 namespace ringmem::bind {
@@ -65,9 +66,43 @@ nb::tuple stream_pair(const StreamRef& stream) {
 nb::list uses_of(const Buffer& self) {
   nb::list streams;
   for (const StreamRef& stream : self.streams_in_use()) {
-    streams.append(nb::make_tuple(stream.device->ordinal, stream.handle));
+    if (!stream.closed()) streams.append(nb::make_tuple(stream.device->ordinal, stream.handle));
   }
   return streams;
+}
+
+// Their handles say nothing any more.
+nb::list closed_streams_of(const Buffer& self) {
+  nb::list streams;
+  for (const StreamRef& stream : self.streams_in_use()) {
+    if (stream.closed()) streams.append(stream.owner);
+  }
+  return streams;
+}
+
+void order_after(NativeStream& stream, NativeDevice& device, StreamHandle later) {
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = order_after_closed(stream, device.ordinal, later);
+  }
+  check(status, "cuStreamWaitEvent", "for a closed stream of " + stream.device->name);
+}
+
+void synchronize_closed(NativeStream& stream, nb::handle timeout) {
+  const std::optional<double> timeout_s = seconds_of(timeout);
+  const EventHandle event = stream.last_work.load(std::memory_order_acquire);
+  Driver& driver = *stream.device->driver;
+  const int device = stream.device->ordinal;
+  Status status;
+  if (timeout_s && event) {
+    status = poll([&] { return driver.event_query(device, event); }, *timeout_s);
+    if (status == Status::not_ready) raise_timeout("a closed stream still has pending work", *timeout_s);
+  } else {
+    nb::gil_scoped_release release;
+    status = wait_for_closed(stream);
+  }
+  check(status, "cuEventSynchronize", "of a closed stream of " + stream.device->name);
 }
 
 // A consumer's stream waits, on the device, for all work on the buffer so far.
@@ -77,7 +112,13 @@ void let_wait(Buffer& self, NativeDevice& device, StreamHandle handle) {
   consumer.handle = handle;
   consumer.device = &device;
   for (const StreamRef& stream : self.streams_in_use()) {
-    if (!stream.same_as(consumer)) check(wait_on_device(consumer, stream), "cuStreamWaitEvent");
+    if (stream.same_as(consumer)) continue;
+    Status status;
+    {
+      nb::gil_scoped_release release;
+      status = wait_on_device(consumer, stream);
+    }
+    check(status, "cuStreamWaitEvent");
   }
 }
 
@@ -110,7 +151,9 @@ void synchronize_uses(Buffer& self) {
     Status status;
     {
       nb::gil_scoped_release release;
-      status = stream.device->driver->stream_synchronize(stream.device->ordinal, stream.handle);
+      status = stream.closed() ? wait_for_closed(*stream.object())
+                               : stream.device->driver->stream_synchronize(stream.device->ordinal,
+                                                                           stream.handle);
     }
     if (!ok(status)) check(status, "cuStreamSynchronize", "for the host to read " + describe(self));
   }
@@ -164,7 +207,18 @@ void bind_buffer_class(nb::module_& m, nb::class_<Buffer>& cls) {
     return stream_pair(order_of(stream, self));
   }, nb::arg("buffer"), nb::arg("stream").none(), "(handle, Stream or None) for work on the buffer.");
   m.def("buffer_streams_in_use", &uses_of, nb::arg("buffer"),
-        "(device ordinal, handle) of streams whose work may touch the memory.");
+        "(device ordinal, handle) of open streams whose work may touch the memory.");
+  m.def("buffer_closed_streams", &closed_streams_of, nb::arg("buffer"),
+        nb::sig("def buffer_closed_streams(buffer: BufferBase) -> list[StreamBase]"),
+        "Closed streams whose work may touch the memory still.");
+  m.def("order_after_closed", &order_after, nb::arg("stream"), nb::arg("device"), nb::arg("handle"),
+        "Lets work on a stream come after what a closed stream was given.");
+  m.def("closed_and_done", &closed_and_done, nb::arg("stream"),
+        "Whether all that a closed stream was given is known to be done.");
+  m.def("synchronize_closed", &synchronize_closed, nb::arg("stream"),
+        nb::arg("timeout_s").none() = nb::none(),
+        nb::sig("def synchronize_closed(stream: StreamBase, timeout_s: float | None = None) -> None"),
+        "Blocks until what a closed stream was given is done.");
   m.def("buffer_root", [](const Buffer& self) {
     const auto [memory, keep] = self.look();
     return nb::make_tuple(memory->ptr, memory->nbytes);

@@ -24,14 +24,32 @@ bool mark(Driver& driver, const LastUse& use, std::vector<Guard>* guards) {
 
 }  // namespace
 
+Status wait_for_closed(const NativeStream& stream) noexcept {
+  Driver& driver = *stream.device->driver;
+  const EventHandle event = stream.last_work.load(std::memory_order_acquire);
+  return event ? driver.event_synchronize(stream.device->ordinal, event)
+               : driver.synchronize(stream.device->ordinal);
+}
+
+Status order_after_closed(const NativeStream& stream, int device, StreamHandle later) noexcept {
+  if (closed_and_done(stream)) return Status::success;
+  Driver& driver = *stream.device->driver;
+  if (is_capturing(driver, device, later)) return Status::stream_capture_isolation;
+  const EventHandle event = stream.last_work.load(std::memory_order_acquire);
+  return event ? driver.stream_wait_event(device, later, event)
+               : driver.synchronize(stream.device->ordinal);
+}
+
+bool closed_and_done(const NativeStream& stream) noexcept {
+  const EventHandle event = stream.last_work.load(std::memory_order_acquire);
+  return event && ok(stream.device->driver->event_query(stream.device->ordinal, event));
+}
+
 Status deallocate_later(Allocator& allocator, const Block& block, const LastUse& last) noexcept {
   if (!last.object || !last.object->closed.load(std::memory_order_acquire)) {
     return allocator.deallocate(block, last.handle);
   }
-  Driver& driver = *last.device->driver;
-  const EventHandle event = last.object->last_work.load(std::memory_order_acquire);
-  const Status status = event ? driver.event_synchronize(last.device->ordinal, event)
-                              : driver.synchronize(last.device->ordinal);
+  const Status status = wait_for_closed(*last.object);
   return forbidden_by_capture(status) ? status
                                       : allocator.deallocate(block, allocator.idle_stream());
 }

@@ -1,4 +1,4 @@
-// Releases of memory whose stream was closed first: no handle names that work any more.
+// Work of streams that were closed: no handle names it any more.
 #pragma once
 
 #include <vector>
@@ -21,6 +21,13 @@ struct LastUse {
 // DriverError while an open stream captures, std::bad_alloc or std::system_error; then nothing
 // happened.
 void release_after(const std::vector<LastUse>& uses, ReaperJob&& job);
+
+// Waits, without the GIL, for all work of a closed stream; where it left no event, for its device.
+Status wait_for_closed(const NativeStream& stream) noexcept;
+// The same in the order of `later`, a stream of `device`; on the host only where there is no event.
+Status order_after_closed(const NativeStream& stream, int device, StreamHandle later) noexcept;
+// Whether nothing of it is left; false where it left no event.
+bool closed_and_done(const NativeStream& stream) noexcept;
 
 // For the reaper, which repeats what a capture forbids: frees in the order of a stream that may be
 // closed by the time it is its turn.

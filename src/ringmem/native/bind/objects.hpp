@@ -32,8 +32,9 @@ struct NativeStream {
   DeviceRef device;
   StreamHandle handle = default_stream;
   bool owned = false;
+  std::atomic<bool> closing{false};  // by one thread
   std::atomic<bool> closed{false};
-  // Of a closed stream that was owned: behind all its work, for what is freed later. 0: there is none.
+  // Of a closed stream that was owned: behind all its work. 0: there is none.
   std::atomic<EventHandle> last_work{0};
   nb::object keep_alive;
 

@@ -76,10 +76,11 @@ void mark_last_work(NativeStream& self) noexcept {
 // Idempotent. When destroying fails the stream is closed all the same: its handle is lost. `named`:
 // somebody may still ask about the work of the closed stream.
 Status close_stream(NativeStream& self, bool named) noexcept {
-  if (self.closed.exchange(true, std::memory_order_acq_rel)) return Status::success;
+  if (self.closing.exchange(true, std::memory_order_acq_rel)) return Status::success;
+  if (self.owned && named) mark_last_work(self);
+  self.closed.store(true, std::memory_order_release);  // whoever sees it finds the event
   if (!self.owned) return Status::success;
   if (stream_closing) stream_closing(*self.device, self.handle);
-  if (named) mark_last_work(self);
   return self.device->driver->stream_destroy(self.device->ordinal, self.handle);
 }
 

@@ -1,0 +1,153 @@
+"""A closed stream may still have work; whoever comes after that comes after all of it."""
+
+import numpy as np
+import pytest
+
+import ringmem
+from ringmem.native import _native
+
+MIB = 1 << 20
+
+
+def filled(make, device, value=6):
+    """A buffer that will be `value` when its closed stream is done."""
+    buffer = make(10, "i4", device=device)
+    with device.create_stream(non_blocking=True) as stream:
+        buffer.fill(value, stream)
+    stream.close()
+    return buffer
+
+
+@pytest.mark.parametrize("make", [ringmem.DeviceBuffer, ringmem.PinnedBuffer])
+@pytest.mark.parametrize("read", [np.asarray, memoryview, np.from_dlpack])
+def test_the_host_reads_what_a_closed_stream_writes(slow, make, read):
+    assert (np.asarray(read(filled(make, slow))) == 6).all()
+
+
+@pytest.mark.parametrize(
+    "make", [ringmem.DeviceBuffer, ringmem.PinnedBuffer, ringmem.UnifiedBuffer]
+)
+def test_to_numpy_waits_for_closed_streams(slow, make):
+    assert (filled(make, slow).to_numpy() == 6).all()
+
+
+def test_managed_memory_is_shown_after_the_work_of_closed_streams(slow):
+    with filled(ringmem.UnifiedBuffer, slow).host() as window:
+        assert (window == 6).all()
+
+
+def test_a_buffer_whose_own_stream_was_closed_is_read_when_that_is_done(slow):
+    stream = slow.create_stream()
+    buffer = ringmem.full(10, 6, "i4", device=slow, stream=stream)
+    stream.close()
+    assert (np.asarray(buffer) == 6).all()
+
+
+def test_a_pinned_target_of_a_closed_stream_is_complete_when_read(slow):
+    pinned = ringmem.PinnedBuffer(10, "i4", device=slow)
+    pinned.numpy()[:] = 0
+    source = ringmem.full(10, 7, "i4", device=slow)
+    slow.default_stream.synchronize()
+    stream = slow.create_stream()
+    source.copy_to(pinned, stream)
+    stream.close()
+    assert (np.asarray(pinned) == 7).all()
+
+
+@pytest.mark.parametrize("lost", [None, "event_create", "event_record"])
+def test_a_consumers_stream_comes_after_closed_streams(lost):
+    driver = _native.FaultyDriver(_native.HostDriver("latency_s=0.05"))
+    device = ringmem.devices_of(driver)[0]
+    buffer = ringmem.zeros(10, "i4", device=device)
+    device.synchronize()
+    writer, reader = device.create_stream(), device.create_stream()
+    buffer.fill(6, writer)
+    if lost:  # no event tells of the work then; the device does
+        driver.fail(lost)
+    writer.close()
+    _native.buffer_let_wait(buffer, device, reader.handle)
+    assert buffer.to_numpy(reader).tolist() == [6] * 10
+    buffer.close()
+
+
+def test_a_device_copy_comes_after_closed_streams():
+    with ringmem.simulate(devices=2, latency_s=0.05) as simulation:
+        a, b = simulation.devices
+        target = ringmem.empty(10, "i4", device=b)
+        target.copy_from(filled(ringmem.DeviceBuffer, a))
+        assert (target.to_numpy() == 6).all()
+
+
+def test_waiting_for_a_closed_stream_in_a_capture_is_refused_before_it_is_spoiled():
+    driver = _native.FaultyDriver(_native.HostDriver("latency_s=0.05"))
+    device = ringmem.devices_of(driver)[0]
+    buffer = filled(ringmem.DeviceBuffer, device)
+    stream = device.create_stream(non_blocking=True)
+    driver.begin_capture(device.ordinal, stream.handle)
+    with pytest.raises(ringmem.DriverError, match="ISOLATION"):
+        _native.buffer_let_wait(buffer, device, stream.handle)
+    buffer.fill(1, stream)
+    driver.end_capture(device.ordinal, stream.handle)
+    device.synchronize()
+    buffer.close()
+
+
+def test_a_closed_stream_is_forgotten_when_it_is_done(slow):
+    buffer = ringmem.zeros(10, "i4", device=slow)
+    for _ in range(40):
+        stream = slow.create_stream()
+        buffer.fill(1, stream)
+        stream.synchronize()
+        stream.close()
+    assert len(_native.buffer_closed_streams(buffer)) < 20
+
+
+def test_the_host_packs_a_pinned_array_after_the_streams_work(slow):
+    """A strided array of too many dimensions is packed by the host."""
+    stream = slow.create_stream()
+    source = ringmem.full(8, 7, "i4", device=slow, stream=stream)
+    pinned = ringmem.PinnedBuffer(8, "i4", device=slow)
+    array = pinned.numpy()
+    array[:] = 0
+    buffer = ringmem.zeros(8, "i4", device=slow, stream=stream)
+    source.copy_to(pinned, stream)
+    buffer.copy_from(array[::-1], stream)
+    assert (buffer.to_numpy() == 7).all()
+    other = slow.create_stream()
+    pinned.fill(9, other)
+    buffer.copy_from(array[::-1], stream)
+    assert (buffer.to_numpy() == 9).all()
+
+
+def test_the_host_unpacks_into_a_pinned_array_after_the_streams_work(slow):
+    stream = slow.create_stream()
+    pinned = ringmem.PinnedBuffer(8, "i4", device=slow)
+    array = pinned.numpy()
+    array[:] = 3
+    kept = ringmem.zeros(8, "i4", device=slow)
+    source = ringmem.full(8, 7, "i4", device=slow)
+    slow.synchronize()
+    kept.copy_from(pinned, stream)
+    source.copy_to(array[::-1])
+    assert (kept.to_numpy() == 3).all()
+    assert (array == 7).all()
+
+
+def test_a_stream_with_the_handle_of_a_closed_one_is_another(own_device):
+    """CUDA gives handles again, the simulation never does."""
+    buffer = ringmem.zeros(64 * MIB, "u1", device=own_device)
+    own_device.default_stream.synchronize()
+    for value in range(1, 30):
+        first = own_device.create_stream(non_blocking=True)
+        handle = first.handle
+        buffer.fill(0, first)
+        first.synchronize()
+        first.close()
+        with own_device.create_stream(non_blocking=True) as second:
+            for _ in range(3):
+                buffer.fill(value, second)
+        again = second.handle == handle
+        second.close()
+        assert buffer[-4:].to_numpy().tolist() == [value] * 4
+        if again:
+            break
