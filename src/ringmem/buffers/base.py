@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 
 from ringmem.buffers import array_interface, dlpack, host_copies
-from ringmem.buffers.dtypes import element_bytes
+from ringmem.buffers.elements import element_bytes
 from ringmem.buffers.kinds import Kind
 from ringmem.device import Stream
 from ringmem.device.sizes import format_nbytes
