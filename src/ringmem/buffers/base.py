@@ -4,7 +4,7 @@ documentation of both.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import numpy as np
 
@@ -37,7 +37,8 @@ class Buffer(_native.BufferBase):
     :meth:`record_stream` says so of other work.
 
     Wherever a ``stream`` can be given, the default is the stream that the buffer was made on.
-    Methods may be called from any thread.
+    Methods may be called from any thread. A buffer is a handle: it is true, also when it is empty,
+    and no number.
 
     Attributes
     ----------
@@ -194,11 +195,38 @@ class Buffer(_native.BufferBase):
         closed = "closed " if owner is not None and cast(Stream, owner).closed else ""
         return f"<{text}, {closed}stream {handle:#x}>"
 
+    def __bool__(self) -> bool:
+        """Return True, whatever the memory holds: a buffer is a handle, and None is not."""
+        return True
+
     def __reduce_ex__(self, protocol: object) -> Any:
         raise NotSupportedError(
             f"{self!r} cannot be pickled: its memory is this process's; pickle to_numpy(), or "
             "share physical memory (ringmem.virtual)"
         )
+
+    # --- what it is not --------------------------------------------------------------------------
+
+    # Python would make a number of the text in the bytes, and look for one in view after view.
+    def _refuse_number(self) -> NoReturn:
+        raise InvalidValueError(f"{self!r} is no number: read one with buffer.to_numpy().item()")
+
+    __int__ = __float__ = __complex__ = _refuse_number
+
+    def __contains__(self, value: object) -> NoReturn:
+        raise InvalidValueError(
+            f"{value!r:.80} is looked for in {self!r}, which compares no elements: look in "
+            "buffer.to_numpy()"
+        )
+
+    def __setitem__(self, index: object, value: object) -> NoReturn:
+        raise InvalidValueError(
+            f"{self!r} takes no values by index: buffer[i].fill(value) sets an element, "
+            "buffer[i:j].copy_from(array) several"
+        )
+
+    def __delitem__(self, index: object) -> NoReturn:
+        raise InvalidValueError(f"{self!r} keeps its size: take a slice without the elements")
 
     # --- content ---------------------------------------------------------------------------------
 
@@ -256,6 +284,7 @@ class Buffer(_native.BufferBase):
 
         Host memory that is borrowed becomes a DeviceBuffer of its CPU device.
         """
+        _native.buffer_order(self, stream)  # whose error says that another stream can be given
         fresh = self._empty_like(self.stream if stream is None else stream)
         try:
             fresh.copy_from(self, stream)
