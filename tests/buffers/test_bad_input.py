@@ -282,6 +282,7 @@ def test_masked_elements_are_refused(device):
 def test_a_closed_stream_of_the_buffer_asks_for_another(device, method):
     stream = device.create_stream()
     buffer = ringmem.full(3, 7.0, device=device, stream=stream)
+    stream.synchronize()
     stream.close()
     with pytest.raises(ClosedError, match="the stream of .* is closed: give another as stream"):
         getattr(buffer, method)()

@@ -191,6 +191,7 @@ def test_memory_that_the_host_cannot_share_is_copied_to_it(make, settings):
 def test_a_copy_of_a_buffer_of_a_closed_stream_says_what_does(device):
     stream = device.create_stream()
     buffer = ringmem.full(3, 2.0, device=device, stream=stream)
+    stream.synchronize()
     stream.close()
     with pytest.raises(ringmem.ClosedError, match=r"give buffer.copy\(stream=…\)"):
         np.from_dlpack(buffer, copy=True)
