@@ -134,7 +134,7 @@ def test_use_after_close(device):
                 np.asarray,
                 lambda b: b.numpy() if hasattr(b, "numpy") else b.host().__enter__(),
             ):
-                with pytest.raises(ClosedError, match="is closed.*: make another"):
+                with pytest.raises(ClosedError, match="is closed: make another"):
                     use(closed)
             assert closed.closed
             closed.close()
@@ -271,7 +271,9 @@ def test_masked_elements_are_refused(device):
         "obj": [ringmem.as_buffer, ringmem.from_dlpack],
     }.items():
         for take in use:
-            with pytest.raises(InvalidValueError, match=rf"{name} has 1 masked .*{name}.filled"):
+            with pytest.raises(
+                InvalidValueError, match=rf"{name} has masked .*\(1 of 3\).*{name}.filled"
+            ):
                 take(masked)
             take(np.ma.array([1.0, 2.0, 3.0]))
     assert masked.data.tolist() == [1.0, 2.0, 3.0]

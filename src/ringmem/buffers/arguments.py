@@ -29,7 +29,8 @@ def refuse_masked(argument: str, value: object) -> None:
     """Refuse an array with masked elements: memory would have what is under the mask."""
     masked = sys.modules.get("numpy.ma")  # not imported before somebody needs it
     if masked is not None and isinstance(value, masked.MaskedArray) and masked.is_masked(value):
+        count = np.count_nonzero(masked.getmaskarray(value))
         raise InvalidValueError(
-            f"{argument} has {np.count_nonzero(masked.getmaskarray(value))} masked elements, and a "
-            f"buffer has no mask: give {argument}.filled()"
+            f"{argument} has masked elements ({count} of {value.size}), and a buffer has no mask: "
+            f"give {argument}.filled()"
         )

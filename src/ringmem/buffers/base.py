@@ -236,7 +236,8 @@ class Buffer(_native.BufferBase):
         Parameters
         ----------
         value : scalar or tuple
-            Anything that one element can hold; a tuple for a structured dtype.
+            Anything that one element can hold, but for rounding; a tuple for a structured dtype.
+            No text for a number, and for a bool nothing but True, False, 0 and 1.
         stream : stream-like, optional
             Where the fill is ordered.
 
@@ -355,7 +356,8 @@ class Buffer(_native.BufferBase):
         InvalidValueError
             DLPack has no such dtype or device, or a copy is needed and refused.
         NotSupportedError
-            The memory is on a CPU device that hides it.
+            DLPack has no name for where the memory is (a CPU device that hides it, managed memory
+            without concurrent access), and `dl_device` does not ask for the host.
         """
         return dlpack.export(self, stream, max_version, dl_device, copy)
 

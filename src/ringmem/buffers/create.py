@@ -86,7 +86,7 @@ def full(
     Parameters
     ----------
     fill_value : scalar or tuple
-        Anything that one element can hold.
+        Anything that one element can hold, as for :meth:`Buffer.fill`.
     dtype : dtype-like, optional
         By default that of ``np.asarray(fill_value)``.
     shape, device, stream, allocator

@@ -68,7 +68,7 @@ const char* free_operation(const Buffer& buffer) {
 }
 
 std::string closed_text(const Buffer& buffer) {
-  return describe(buffer) + " is closed, its memory given back: make another";
+  return describe(buffer) + " is closed: make another";
 }
 
 thread_local PyObject* kept_error = nullptr;  // an exception object; owned
