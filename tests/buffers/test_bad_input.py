@@ -254,6 +254,8 @@ def test_flags_and_modes_are_refused_by_name(device):
             with pytest.raises(InvalidValueError, match="readonly is .*: give True or False"):
                 window(readonly=nonsense)
     assert not ringmem.zeros(3, device=device).numpy(readonly=np.True_).flags.writeable
+    with pytest.raises(InvalidValueError, match="copy is 1: give True, False or None"):
+        unified.__array__(copy=1)
     with pytest.raises(InvalidValueError, match="write_combined is 1: give True or False"):
         ringmem.PinnedBuffer(3, device=device, write_combined=1)
 

@@ -130,6 +130,7 @@ def test_a_fill_rounds_for_a_type_of_ml_dtypes(dtype, value, found):
         ("?", np.int8(1)),
         ("V4", b"ab"),
         ("V4", np.void(b"abcd")),
+        ("V4", np.int8(3)),
         ("m8[ms]", np.timedelta64(3, "s")),
         ("m8[s]", 5),
         ("m8[s]", datetime.timedelta(seconds=3)),
@@ -154,3 +155,13 @@ def test_no_value_but_nan_becomes_nan():
     for dtype in ("M8[D]", "m8[s]"):
         with ringmem.full(2, np.array("NaT", dtype[:2]), dtype, device="cpu") as buffer:
             assert np.isnat(buffer.to_numpy()).all()
+
+
+def test_bytes_that_no_field_covers_are_zero():
+    dtype = np.dtype({"names": ["a"], "formats": ["u1"], "offsets": [40], "itemsize": 64})
+    junk = [np.full(64, 0xFF, "u1") for _ in range(64)]  # what small memory held before
+    del junk
+    with ringmem.full(3, (7,), dtype, device="cpu") as buffer:
+        raw = buffer.view("u1").to_numpy().reshape(3, 64)
+    assert (raw[:, 40] == 7).all()
+    assert np.count_nonzero(raw) == 3

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 import numpy as np
 
 from ringmem.buffers import array_interface, dlpack, host_copies
+from ringmem.buffers.arguments import optional_flag
 from ringmem.buffers.elements import element_bytes
 from ringmem.buffers.kinds import Kind
 from ringmem.device import Stream
@@ -318,6 +319,7 @@ class Buffer(_native.BufferBase):
         NotSupportedError
             The host cannot read the memory: ``to_numpy()`` copies it.
         """
+        copy = optional_flag("copy", copy)
         array = self._host_array(self.readonly, wait=True)
         wanted = array.dtype if dtype is None else np.dtype(dtype)
         if wanted != array.dtype:

@@ -36,11 +36,11 @@ def element_bytes(value: object, dtype: DTypeLike) -> bytes:
         The dtype cannot hold the value exactly enough: it overflows, an integer is asked for and a
         fraction given, a text or a time is cut off, or it is of another sort (text for a number).
     """
-    element = np.empty((), dtype)
+    element = np.zeros((), dtype)  # also what no field covers
     try:
         with np.errstate(all="ignore"):
             _assign(element, value)
-    except (OverflowError, TypeError, ValueError) as error:
+    except (BufferError, OverflowError, TypeError, ValueError) as error:
         raise InvalidValueError(
             f"value is {value!r:.80}, which {element.dtype} cannot hold: {error}"
         ) from error
@@ -110,10 +110,10 @@ def _assign_fields(element: NDArray[Any], value: Any) -> None:
 
 def _assign_raw(element: NDArray[Any], value: Any) -> None:
     """Set raw bytes; what is shorter ends in zeros, as NumPy has it."""
-    nbytes = memoryview(value).nbytes
-    if nbytes > element.dtype.itemsize:
-        raise ValueError(f"it has {nbytes} bytes")
-    element[()] = bytes(value)
+    raw = memoryview(value).tobytes()  # bytes() of a NumPy integer is that many zeros
+    if len(raw) > element.dtype.itemsize:
+        raise ValueError(f"it has {len(raw)} bytes")
+    element[()] = raw
 
 
 # --- whether an element is what was assigned to it -----------------------------------------------
