@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names for type checkers and editors
     from ringmem.buffers import *  # noqa: F403
     from ringmem.device import *  # noqa: F403
+    from ringmem.native.aligned import *  # noqa: F403
     from ringmem.native.errors import *  # noqa: F403
     from ringmem.native.layouts import *  # noqa: F403
     from ringmem.pool import *  # noqa: F403
@@ -64,6 +65,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "release_staging",
         "simulate",
     ),
+    "ringmem.native.aligned": ("CacheLineAligned", "aligned_empty", "aligned_zeros"),
     "ringmem.native.errors": (
         "AllocationFailedError",
         "ClosedError",
@@ -80,13 +82,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "RingmemError",
         "TimeoutError",
     ),
-    "ringmem.native.layouts": (
-        "CacheLineAligned",
-        "ControlBlock",
-        "TelemetryBuffer",
-        "aligned_empty",
-        "aligned_zeros",
-    ),
+    "ringmem.native.layouts": ("ControlBlock", "TelemetryBuffer"),
     "ringmem.pool": (
         "DebugReport",
         "DriverPoolStatistics",

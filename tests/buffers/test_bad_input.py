@@ -134,7 +134,7 @@ def test_use_after_close(device):
                 np.asarray,
                 lambda b: b.numpy() if hasattr(b, "numpy") else b.host().__enter__(),
             ):
-                with pytest.raises(ClosedError, match="is closed"):
+                with pytest.raises(ClosedError, match="is closed: make another"):
                     use(closed)
             assert closed.closed
             closed.close()
@@ -230,6 +230,68 @@ def test_indices(device):
             buffer[index]
     with pytest.raises(InvalidValueError, match="no axis"):
         buffer.reshape(12)[0][0]
+    with pytest.raises(InvalidValueError, match="index is 0 on an axis of 0: it has no elements"):
+        buffer[:0][0]
+    with pytest.raises(InvalidValueError, match="no axis, so no len"):
+        len(buffer[0][0])
+
+
+def test_flags_and_modes_are_refused_by_name(device):
+    unified = ringmem.UnifiedBuffer(3, "f4", device=device)
+    for nonsense in ([], 1, None, {}):
+        with pytest.raises(InvalidValueError, match="attach is .*: give 'global'"):
+            ringmem.UnifiedBuffer(3, "f4", device=device, attach=nonsense)
+        with pytest.raises(InvalidValueError, match="mode is .*: give 'global'"):
+            unified.attach(nonsense)
+        with pytest.raises(InvalidValueError, match="advice is .*: give one of set_read_mostly"):
+            unified.advise(nonsense)
+    for window in (
+        ringmem.zeros(3, device=device).numpy,
+        ringmem.PinnedBuffer(3, device=device).numpy,
+        lambda readonly: unified.host(readonly=readonly).__enter__(),
+    ):
+        for nonsense in (1, 0, "no", None):
+            with pytest.raises(InvalidValueError, match="readonly is .*: give True or False"):
+                window(readonly=nonsense)
+    assert not ringmem.zeros(3, device=device).numpy(readonly=np.True_).flags.writeable
+    with pytest.raises(InvalidValueError, match="copy is 1: give True, False or None"):
+        unified.__array__(copy=1)
+    with pytest.raises(InvalidValueError, match="write_combined is 1: give True or False"):
+        ringmem.PinnedBuffer(3, device=device, write_combined=1)
+
+
+def test_masked_elements_are_refused(device):
+    masked = np.ma.array([1.0, 2.0, 3.0], mask=[False, True, False])
+    buffer = ringmem.full(3, 7.0, device=device)
+    for name, use in {
+        "array": [
+            lambda m: ringmem.from_array(m, device=device),
+            lambda m: ringmem.pin(m, device=device),
+        ],
+        "source": [buffer.copy_from],
+        "target": [buffer.copy_to],
+        "obj": [ringmem.as_buffer, ringmem.from_dlpack],
+    }.items():
+        for take in use:
+            with pytest.raises(
+                InvalidValueError, match=rf"{name} has masked .*\(1 of 3\).*{name}.filled"
+            ):
+                take(masked)
+            take(np.ma.array([1.0, 2.0, 3.0]))
+    assert masked.data.tolist() == [1.0, 2.0, 3.0]
+    assert buffer.to_numpy().tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("method", ["to_numpy", "copy"])
+def test_a_closed_stream_of_the_buffer_asks_for_another(device, method):
+    stream = device.create_stream()
+    buffer = ringmem.full(3, 7.0, device=device, stream=stream)
+    stream.synchronize()
+    stream.close()
+    with pytest.raises(ClosedError, match="the stream of .* is closed: give another as stream"):
+        getattr(buffer, method)()
+    result = getattr(buffer, method)(stream=device.default_stream)
+    assert np.asarray(result).tolist() == [7.0] * 3
 
 
 def test_views_that_do_not_fit(device):
@@ -240,6 +302,10 @@ def test_views_that_do_not_fit(device):
         buffer[0][0].view("u2")
     with pytest.raises(InvalidValueError, match="has 9"):
         buffer.reshape(2, 5)
+    with pytest.raises(InvalidValueError, match=r"shape is \(-1, 5\): the 9 elements .* of 5$"):
+        buffer.reshape(-1, 5)
+    with pytest.raises(InvalidValueError, match=r"shape is \(4294967296, -1, 4294967296\)"):
+        buffer.reshape(1 << 32, -1, 1 << 32)  # whose product is 0 in 64 bits
     with pytest.raises(InvalidValueError, match="two extents of -1"):
         buffer.reshape(-1, -1)
     with pytest.raises(InvalidValueError, match="-1 beside 0"):
@@ -317,7 +383,7 @@ def test_pickling_is_refused_with_a_remedy(device):
 
 
 def test_out_of_memory_says_what_was_asked(device):
-    with pytest.raises(ringmem.OutOfMemoryError, match=str(1 << 40)) as caught:
+    with pytest.raises(ringmem.OutOfMemoryError, match=f"{1 << 40} .*: ask for less, or") as caught:
         ringmem.empty(1 << 40, device=device)
     assert isinstance(caught.value, MemoryError)
     with pytest.raises(ringmem.OutOfMemoryError):

@@ -134,6 +134,68 @@ def test_other_devices_are_refused(device):
             buffer.__dlpack__(dl_device=nonsense)
     with pytest.raises(InvalidValueError, match="max_version is 3: give two integers"):
         buffer.__dlpack__(max_version=3)
+    with pytest.raises(InvalidValueError, match=r"dl_device is \(1.9, 0\): give two integers"):
+        buffer.__dlpack__(dl_device=(1.9, 0))
+
+
+def test_a_copy_is_asked_for_with_true_or_false_alone(device):
+    buffer = ringmem.zeros(3, "f4", device=device)
+    array = np.zeros(3, "f4")
+    for export in (buffer.__dlpack__, lambda copy: ringmem.from_dlpack(array, copy=copy)):
+        for nonsense in (1, 0, "no", [], 1.0):
+            with pytest.raises(InvalidValueError, match=r"copy is .*: give True, False or None"):
+                export(copy=nonsense)
+    assert ringmem.from_dlpack(array, copy=np.True_).ptr != array.ctypes.data
+    assert ringmem.from_dlpack(array, copy=np.False_).ptr == array.ctypes.data
+    assert np.from_dlpack(buffer, copy=np.True_).ctypes.data != buffer.ptr
+    with pytest.raises(InvalidValueError, match="copy is False"):
+        ringmem.from_dlpack(array, device=ringmem.Device("cpu:1"), copy=np.False_)
+
+
+def hidden(device):
+    return ringmem.full(3, 2.0, device=device)
+
+
+def unshared(device):
+    return ringmem.UnifiedBuffer(3, "f8", device=device)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [(hidden, {"strict": True}), (unshared, {"concurrent_managed_access": False})],
+)
+def test_memory_that_the_host_cannot_share_is_copied_to_it(make, settings):
+    """As a GPU's is; for the same request without a device DLPack has no name of the place."""
+    with ringmem.simulate(**settings) as simulation:
+        buffer = make(simulation.devices[0])
+        buffer.fill(2)
+        for copy in (True, None):
+            array = np.from_dlpack(buffer, device="cpu", copy=copy)
+            buffer.fill(3)
+            assert array.tolist() == [2.0] * 3
+            buffer.fill(2)
+        assert "versioned" in repr(buffer.__dlpack__(dl_device=(1, 0), max_version=(1, 0)))
+        with pytest.raises(InvalidValueError, match="copy is False, but dl_device is"):
+            buffer.__dlpack__(dl_device=(1, 0), copy=False)
+        with pytest.raises(InvalidValueError, match="stream is 'x': host memory has none"):
+            buffer.__dlpack__(dl_device=(1, 0), stream="x")
+        with pytest.raises(InvalidValueError, match=r"view\('i8'\)"):
+            buffer.view("M8[s]").__dlpack__(dl_device=(1, 0))
+        with pytest.raises(ringmem.NotSupportedError, match="to_numpy"):
+            buffer.__dlpack__(copy=True)
+        del array
+        assert _native.buffer_uses(buffer) == 0
+        buffer.close()
+
+
+def test_a_copy_of_a_buffer_of_a_closed_stream_says_what_does(device):
+    stream = device.create_stream()
+    buffer = ringmem.full(3, 2.0, device=device, stream=stream)
+    stream.synchronize()
+    stream.close()
+    with pytest.raises(ringmem.ClosedError, match=r"give buffer.copy\(stream=…\)"):
+        np.from_dlpack(buffer, copy=True)
+    assert np.from_dlpack(buffer.copy(stream=0)).tolist() == [2.0] * 3
 
 
 # --- importing -----------------------------------------------------------------------------------
@@ -172,6 +234,17 @@ def test_objects_without_dlpack_are_refused(device):
     for nonsense in (3, [1, 2], b"abc", None):
         with pytest.raises(InvalidValueError, match="has no __dlpack__"):
             ringmem.from_dlpack(nonsense)
+
+
+def test_the_stream_of_host_memory_is_one_of_its_device(device, other):
+    array = np.arange(4)
+    stream = device.create_stream()
+    for make in (ringmem.from_dlpack, ringmem.as_buffer):
+        assert make(array, stream=stream).stream is stream
+        with pytest.raises(InvalidValueError, match="stream is 'x'"):
+            make(array, stream="x")
+        with pytest.raises(ringmem.InvalidDeviceError, match="cpu:1"):
+            make(array, stream=other.create_stream())
 
 
 class Producer:

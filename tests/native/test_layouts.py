@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import weakref
 
 import numpy as np
 import pytest
 
-from ringmem.native import _native, layouts
+from ringmem.native import _native, aligned, layouts
 from ringmem.native.errors import InvalidValueError, NotSupportedError
 
 CONTROL = [  # the order, sizes and offsets that issue and design fix
@@ -91,8 +92,40 @@ def test_every_attribute_is_the_field_of_its_name(cls):
         assert f"{name}=" in repr(view)
 
 
+@pytest.mark.parametrize(
+    ("cls", "mistyped", "remedy"),
+    [
+        (layouts.ControlBlock, "should_terminat", "did you mean should_terminate"),
+        (layouts.ControlBlock, "nonsense", "it has active, should_terminate,"),
+        (layouts.TelemetryBuffer, "latency_max", "did you mean latency_max_ns"),
+    ],
+)
+def test_a_mistyped_field_is_not_lost(cls, mistyped, remedy):
+    view = cls()
+    with pytest.raises(AttributeError, match=f"{cls.__name__} has no field {mistyped}: {remedy}"):
+        setattr(view, mistyped, 1)
+    assert not hasattr(view, mistyped)
+    assert not view._bytes.any()
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (layouts.ControlBlock, ["ptr", "nbytes", "record"]),
+        (layouts.TelemetryBuffer, ["ptr", "nbytes", "latency_mean_ns"]),
+        (lambda: aligned.CacheLineAligned("u8", 4), ["ptr", "nbytes", "array", "stride", "value"]),
+    ],
+)
+def test_what_is_no_memory_is_not_assigned(make, names):
+    view = make()
+    for name in names:
+        with pytest.raises(AttributeError, match=name):
+            setattr(view, name, 1)
+    assert weakref.ref(view)() is view
+
+
 def test_a_view_from_an_address_is_the_same_memory():
-    owner = layouts.aligned_zeros(2, layouts.ControlBlock.dtype)
+    owner = aligned.aligned_zeros(2, layouts.ControlBlock.dtype)
     view = layouts.ControlBlock.from_address(owner.ctypes.data + 128, owner)
     owner[1]["heartbeat"] = 5
     view.last_error = -7
@@ -102,11 +135,9 @@ def test_a_view_from_an_address_is_the_same_memory():
 
 
 def test_a_view_keeps_the_owner_of_its_address_alive():
-    import weakref
-
     class Owner:
         def __init__(self):
-            self.memory = layouts.aligned_zeros(128, "u1")
+            self.memory = aligned.aligned_zeros(128, "u1")
 
     owner = Owner()
     view = layouts.ControlBlock.from_address(owner.memory.ctypes.data, owner)
@@ -132,7 +163,7 @@ def test_values_that_do_not_fit_their_field_are_refused():
 
 
 def test_memory_that_does_not_fit_is_refused():
-    memory = layouts.aligned_zeros(256, "u1")
+    memory = aligned.aligned_zeros(256, "u1")
     with pytest.raises(InvalidValueError, match="no multiple of 128"):
         layouts.ControlBlock(memory[64:])
     with pytest.raises(InvalidValueError, match="128 are needed"):
@@ -161,7 +192,7 @@ def test_telemetry_is_read_at_one_moment():
 @pytest.mark.parametrize("dtype", ["u1", "f8", "c16", "M8[ns]", "S300", [("a", "i2"), ("b", "f8")]])
 @pytest.mark.parametrize("shape", [(), 3, (2, 3), (0, 4)])
 def test_cache_line_aligned_gives_every_element_its_own_lines(dtype, shape):
-    values = layouts.CacheLineAligned(dtype, shape)
+    values = aligned.CacheLineAligned(dtype, shape)
     assert values.ptr % 128 == 0
     assert values.stride % 128 == 0
     assert values.stride >= np.dtype(dtype).itemsize
@@ -175,34 +206,34 @@ def test_cache_line_aligned_gives_every_element_its_own_lines(dtype, shape):
 
 
 def test_cache_line_aligned_over_given_memory():
-    memory = layouts.aligned_zeros(512, "u1")
-    values = layouts.CacheLineAligned("u8", 4, memory=memory)
+    memory = aligned.aligned_zeros(512, "u1")
+    values = aligned.CacheLineAligned("u8", 4, memory=memory)
     values.array[3] = 0xFF
     assert memory[384] == 0xFF
     with pytest.raises(InvalidValueError, match="640 are needed"):
-        layouts.CacheLineAligned("u8", 5, memory=memory)
+        aligned.CacheLineAligned("u8", 5, memory=memory)
 
 
 def test_aligned_empty_checks_its_arguments():
-    assert layouts.aligned_empty((0, 3), "f4").shape == (0, 3)
-    assert layouts.aligned_empty(5, "f4", 4096).ctypes.data % 4096 == 0
+    assert aligned.aligned_empty((0, 3), "f4").shape == (0, 3)
+    assert aligned.aligned_empty(5, "f4", 4096).ctypes.data % 4096 == 0
     with pytest.raises(InvalidValueError, match="alignment=48"):
-        layouts.aligned_empty(1, "u1", 48)
+        aligned.aligned_empty(1, "u1", 48)
     with pytest.raises(InvalidValueError, match=r"shape\[1\] is -1"):
-        layouts.aligned_empty((2, -1), "u1")
+        aligned.aligned_empty((2, -1), "u1")
     with pytest.raises(InvalidValueError, match="Python objects"):
-        layouts.aligned_empty(1, object)
+        aligned.aligned_empty(1, object)
     with pytest.raises(InvalidValueError, match="overflows"):
-        layouts.aligned_empty((1 << 40, 1 << 40), "u8")
+        aligned.aligned_empty((1 << 40, 1 << 40), "u8")
     with pytest.raises(InvalidValueError, match="too many"):
-        layouts.aligned_empty((1 << 63) - 1, "u1")
+        aligned.aligned_empty((1 << 63) - 1, "u1")
     with pytest.raises(InvalidValueError, match="Python objects"):
-        layouts.CacheLineAligned(object)
+        aligned.CacheLineAligned(object)
     with pytest.raises(InvalidValueError, match=r"shape\[0\] is -1"):
-        layouts.CacheLineAligned("u1", (-1,))
+        aligned.CacheLineAligned("u1", (-1,))
 
 
-@pytest.mark.parametrize("make", [layouts.aligned_empty, layouts.aligned_zeros])
+@pytest.mark.parametrize("make", [aligned.aligned_empty, aligned.aligned_zeros])
 def test_aligned_arrays_of_nonsense_are_refused(make):
     with pytest.raises(InvalidValueError, match="dtype is 'nope'"):
         make(3, "nope")
@@ -214,15 +245,15 @@ def test_aligned_arrays_of_nonsense_are_refused(make):
 
 def test_cache_line_aligned_of_nonsense_is_refused():
     with pytest.raises(InvalidValueError, match="dtype is 'nope'"):
-        layouts.CacheLineAligned("nope")
+        aligned.CacheLineAligned("nope")
     with pytest.raises(InvalidValueError, match=r"shape is 1\.5"):
-        layouts.CacheLineAligned("u8", 1.5)
+        aligned.CacheLineAligned("u8", 1.5)
 
 
 def test_numpy_integers_are_shapes():
-    assert layouts.CacheLineAligned("u8", np.int64(3)).array.shape == (3,)
-    assert layouts.aligned_zeros(np.int64(3), "u8").shape == (3,)
-    assert layouts.aligned_empty((np.int64(3), 2), "u8", np.int64(64)).shape == (3, 2)
+    assert aligned.CacheLineAligned("u8", np.int64(3)).array.shape == (3,)
+    assert aligned.aligned_zeros(np.int64(3), "u8").shape == (3,)
+    assert aligned.aligned_empty((np.int64(3), 2), "u8", np.int64(64)).shape == (3, 2)
 
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
@@ -231,7 +262,7 @@ def test_numpy_integers_are_shapes():
     [
         (layouts.ControlBlock, r"to_numpy\(\)"),
         (layouts.TelemetryBuffer, r"to_numpy\(\)"),
-        (lambda: layouts.CacheLineAligned("u8", 4), r"array\.copy\(\)"),
+        (lambda: aligned.CacheLineAligned("u8", 4), r"array\.copy\(\)"),
     ],
 )
 def test_memory_that_others_watch_is_not_copied(copied, make, remedy):

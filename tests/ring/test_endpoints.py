@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringmem.native import errors, layouts
+from ringmem.native import aligned, errors
 from ringmem.ring import Ring, poll_interval_us, set_poll_interval_us
 from ringmem.ring.slots import slot_dtype
 
@@ -390,7 +390,7 @@ def test_bad_rings_are_refused():
 
 def test_a_ring_lives_in_memory_that_is_passed_in():
     nbytes = Ring.nbytes_for("u8", 4)
-    memory = layouts.aligned_zeros(nbytes, "u1")
+    memory = aligned.aligned_zeros(nbytes, "u1")
     ring = Ring("u8", 4, memory=memory)
     same_ring = Ring.attach(memory, "u8")
     ring.producer().send([1, 2])
@@ -426,7 +426,7 @@ def test_views_outlive_the_ring_that_gave_them():
 
 @pytest.mark.parametrize("head", [7, 1 << 40, (1 << 64) - 1])
 def test_a_consumer_that_writes_nonsense_is_reported(head):
-    memory = layouts.aligned_zeros(Ring.nbytes_for("u8", 4), "u1")
+    memory = aligned.aligned_zeros(Ring.nbytes_for("u8", 4), "u1")
     ring = Ring("u8", 4, memory=memory)
     producer, consumer = ring.producer(), ring.consumer()
     producer.send([1, 2, 3, 4])
@@ -441,7 +441,7 @@ def test_a_consumer_that_writes_nonsense_is_reported(head):
 
 @pytest.mark.parametrize("sequence", [2, 0xFFFFFFFF])
 def test_a_producer_that_writes_nonsense_is_reported(sequence):
-    memory = layouts.aligned_zeros(Ring.nbytes_for("u8", 4), "u1")
+    memory = aligned.aligned_zeros(Ring.nbytes_for("u8", 4), "u1")
     ring = Ring("u8", 4, memory=memory)
     consumer = ring.consumer()
     memory[384:388].view("u4")[0] = sequence  # the first slot's sequence
@@ -458,7 +458,7 @@ def test_a_producer_that_writes_nonsense_is_reported(sequence):
 @given(st.integers(0, 2**32 - 1))
 def test_random_damage_raises_or_passes_but_never_crashes(seed):
     random = np.random.default_rng(seed)
-    memory = layouts.aligned_zeros(Ring.nbytes_for("V100", 4), "u1")
+    memory = aligned.aligned_zeros(Ring.nbytes_for("V100", 4), "u1")
     ring = Ring("V100", 4, memory=memory)
     producer, consumer = ring.producer("refuse"), ring.consumer()
     for _ in range(10):

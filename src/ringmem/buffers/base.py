@@ -4,12 +4,13 @@ documentation of both.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import numpy as np
 
 from ringmem.buffers import array_interface, dlpack, host_copies
-from ringmem.buffers.dtypes import element_bytes
+from ringmem.buffers.arguments import optional_flag
+from ringmem.buffers.elements import element_bytes
 from ringmem.buffers.kinds import Kind
 from ringmem.device import Stream
 from ringmem.device.sizes import format_nbytes
@@ -37,7 +38,8 @@ class Buffer(_native.BufferBase):
     :meth:`record_stream` says so of other work.
 
     Wherever a ``stream`` can be given, the default is the stream that the buffer was made on.
-    Methods may be called from any thread.
+    Methods may be called from any thread. A buffer is a handle: it is true, also when it is empty,
+    and no number.
 
     Attributes
     ----------
@@ -194,11 +196,38 @@ class Buffer(_native.BufferBase):
         closed = "closed " if owner is not None and cast(Stream, owner).closed else ""
         return f"<{text}, {closed}stream {handle:#x}>"
 
+    def __bool__(self) -> bool:
+        """Return True, whatever the memory holds: a buffer is a handle, and None is not."""
+        return True
+
     def __reduce_ex__(self, protocol: object) -> Any:
         raise NotSupportedError(
             f"{self!r} cannot be pickled: its memory is this process's; pickle to_numpy(), or "
             "share physical memory (ringmem.virtual)"
         )
+
+    # --- what it is not --------------------------------------------------------------------------
+
+    # Python would make a number of the text in the bytes, and look for one in view after view.
+    def _refuse_number(self) -> NoReturn:
+        raise InvalidValueError(f"{self!r} is no number: read one with buffer.to_numpy().item()")
+
+    __int__ = __float__ = __complex__ = _refuse_number
+
+    def __contains__(self, value: object) -> NoReturn:
+        raise InvalidValueError(
+            f"{value!r:.80} is looked for in {self!r}, which compares no elements: look in "
+            "buffer.to_numpy()"
+        )
+
+    def __setitem__(self, index: object, value: object) -> NoReturn:
+        raise InvalidValueError(
+            f"{self!r} takes no values by index: buffer[i].fill(value) sets an element, "
+            "buffer[i:j].copy_from(array) several"
+        )
+
+    def __delitem__(self, index: object) -> NoReturn:
+        raise InvalidValueError(f"{self!r} keeps its size: take a slice without the elements")
 
     # --- content ---------------------------------------------------------------------------------
 
@@ -208,7 +237,8 @@ class Buffer(_native.BufferBase):
         Parameters
         ----------
         value : scalar or tuple
-            Anything that one element can hold; a tuple for a structured dtype.
+            Anything that one element can hold, but for rounding; a tuple for a structured dtype.
+            No text for a number, and for a bool nothing but True, False, 0 and 1.
         stream : stream-like, optional
             Where the fill is ordered.
 
@@ -256,6 +286,7 @@ class Buffer(_native.BufferBase):
 
         Host memory that is borrowed becomes a DeviceBuffer of its CPU device.
         """
+        _native.buffer_order(self, stream)  # whose error says that another stream can be given
         fresh = self._empty_like(self.stream if stream is None else stream)
         try:
             fresh.copy_from(self, stream)
@@ -288,6 +319,7 @@ class Buffer(_native.BufferBase):
         NotSupportedError
             The host cannot read the memory: ``to_numpy()`` copies it.
         """
+        copy = optional_flag("copy", copy)
         array = self._host_array(self.readonly, wait=True)
         wanted = array.dtype if dtype is None else np.dtype(dtype)
         if wanted != array.dtype:
@@ -326,7 +358,8 @@ class Buffer(_native.BufferBase):
         InvalidValueError
             DLPack has no such dtype or device, or a copy is needed and refused.
         NotSupportedError
-            The memory is on a CPU device that hides it.
+            DLPack has no name for where the memory is (a CPU device that hides it, managed memory
+            without concurrent access), and `dl_device` does not ask for the host.
         """
         return dlpack.export(self, stream, max_version, dl_device, copy)
 

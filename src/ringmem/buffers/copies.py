@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from ringmem.buffers.arguments import refuse_masked
 from ringmem.buffers.host_copies import download, upload
 from ringmem.buffers.interop import borrow_foreign
 from ringmem.buffers.kinds import Kind
@@ -34,6 +35,7 @@ def copy_general(target: object, source: object, stream: object | None) -> None:
 
 
 def _copy_in(buffer: Buffer, source: object, stream: object | None) -> None:
+    refuse_masked("source", source)
     array = _host_array_of(source)
     if array is not None:
         upload(buffer, array, stream)
@@ -44,6 +46,7 @@ def _copy_in(buffer: Buffer, source: object, stream: object | None) -> None:
 
 
 def _copy_out(target: object, buffer: Buffer, stream: object | None) -> None:
+    refuse_masked("target", target)
     array = _host_array_of(target)
     if array is not None:
         download(buffer, array, stream)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringmem.buffers.arguments import refuse_masked
 from ringmem.buffers.device_buffer import DeviceBuffer
 from ringmem.native import _native
 from ringmem.native.errors import InvalidValueError
@@ -85,7 +86,7 @@ def full(
     Parameters
     ----------
     fill_value : scalar or tuple
-        Anything that one element can hold.
+        Anything that one element can hold, as for :meth:`Buffer.fill`.
     dtype : dtype-like, optional
         By default that of ``np.asarray(fill_value)``.
     shape, device, stream, allocator
@@ -109,6 +110,7 @@ def full(
 
 
 def _as_array(argument: str, value: ArrayLike) -> NDArray[Any]:
+    refuse_masked(argument, value)
     try:
         return np.asarray(value)
     except ValueError as error:  # NumPy's word for a ragged list
@@ -142,7 +144,8 @@ def from_array(
     Raises
     ------
     InvalidValueError
-        `array` is no array, for instance a ragged list; what :class:`DeviceBuffer` raises.
+        `array` is no array, for instance a ragged list, or has masked elements; what
+        :class:`DeviceBuffer` raises.
 
     Examples
     --------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ringmem.buffers.arguments import flag
 from ringmem.buffers.base import Buffer
 from ringmem.buffers.kinds import Kind
 
@@ -87,4 +88,4 @@ class DeviceBuffer(Buffer):
             The host cannot read the memory: a GPU's, or a strict CPU device's. ``to_numpy()``
             copies it.
         """
-        return self._host_array(readonly, wait=True)
+        return self._host_array(flag("readonly", readonly), wait=True)

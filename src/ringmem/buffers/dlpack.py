@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import operator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from ringmem.buffers.arguments import optional_flag, refuse_masked
 from ringmem.buffers.dtypes import dlpack_code, dtype_of_dlpack
 from ringmem.buffers.kinds import Kind
-from ringmem.device import Device, current_stream
+from ringmem.device import Device, as_stream, current_stream
 from ringmem.native import _native
-from ringmem.native.errors import InvalidValueError, NotSupportedError
+from ringmem.native.errors import ClosedError, InvalidValueError, NotSupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ringmem.buffers.base import Buffer
+    from ringmem.device import Stream
 
 __all__ = ["CPU", "borrow_dlpack", "device_of", "export"]
 
@@ -58,24 +64,22 @@ def export(
     copy: bool | None,
 ) -> object:
     """Make a capsule; the rules are the protocol's, see :meth:`Buffer.__dlpack__`."""
-    own = device_of(buffer)
-    wanted = own if dl_device is None else _pair("dl_device", dl_device)
+    copy = optional_flag("copy", copy)
     versioned = max_version is not None and _pair("max_version", max_version) >= _VERSION
-    if wanted != own and not (wanted == (CPU, 0) and own[0] != CPU):
+    wanted = None if dl_device is None else _pair("dl_device", dl_device)
+    if wanted == (CPU, 0) and (copy is True or not _host_may_share(buffer)):
+        return _export_to_host(buffer, stream, versioned, copy)
+    own = device_of(buffer)
+    wanted = own if wanted is None else wanted
+    if wanted != own and wanted != (CPU, 0):
         raise InvalidValueError(
             f"dl_device is {dl_device}: {buffer!r} is on {own}; give that, or (1, 0) for the host"
         )
-    to_host = wanted != own
-    if copy is False and to_host and own[0] != CUDA_HOST:
-        raise InvalidValueError(
-            f"copy is False, but {buffer!r} is on {own} and dl_device is {wanted}: allow the copy"
-        )
-    if to_host and (copy is True or own[0] != CUDA_HOST):
-        return _export_copied(_host_copy(buffer), wanted, versioned)
     if copy is True:
-        duplicate = buffer.copy()
+        with _own_stream_named(buffer):
+            duplicate = buffer.copy()
         _handshake(duplicate, wanted[0], stream)
-        return _export_copied(duplicate, wanted, versioned)
+        return _capsule(duplicate, wanted, versioned, copied=True)
     if buffer.readonly and not versioned:
         raise InvalidValueError(
             f"{buffer!r} is read-only, which DLPack before 1.0 cannot say: give max_version=(1, 0) "
@@ -85,23 +89,56 @@ def export(
     return _capsule(buffer, wanted, versioned, copied=False)
 
 
+def _host_may_share(buffer: Buffer) -> bool:
+    """Whether DLPack's host may use the memory where it is."""
+    kind = Kind(_native.buffer_kind(buffer))
+    if kind is Kind.MANAGED:
+        device = buffer.device
+        return device.platform != "cuda" and device.capabilities.concurrent_managed_access
+    return kind is not Kind.DEVICE or _native.buffer_host_readable(buffer)
+
+
+def _export_to_host(
+    buffer: Buffer, stream: object | None, versioned: bool, copy: bool | None
+) -> object:
+    """Make a capsule of a copy in host memory, complete when this returns."""
+    from ringmem.buffers.interop import borrow_array
+
+    if copy is False:
+        raise InvalidValueError(
+            f"copy is False, but dl_device is (1, 0) and {buffer!r} is where the host cannot share "
+            "it: allow the copy"
+        )
+    if buffer.device.platform == "cuda":
+        _check_handle(stream)
+    else:
+        _refuse_stream(stream)
+    dlpack_code(buffer.dtype)  # before the copy: it may be large
+    with _own_stream_named(buffer):
+        copied = borrow_array(buffer.to_numpy())
+    return _capsule(copied, (CPU, 0), versioned, copied=True)
+
+
+@contextmanager
+def _own_stream_named(buffer: Buffer) -> Iterator[None]:
+    """Say what helps when the buffer's own stream is closed: the protocol has no other."""
+    try:
+        yield
+    except ClosedError:
+        if buffer.closed:
+            raise
+        raise ClosedError(
+            f"the stream of {buffer!r} is closed, and copy=True cannot name another: give "
+            "buffer.copy(stream=…) or buffer.to_numpy(stream=…)"
+        ) from None
+
+
 def _pair(name: str, value: Any) -> tuple[int, int]:
     try:
         first, second = value
-        return int(first), int(second)
+        return operator.index(first), operator.index(second)
     except (TypeError, ValueError):
         raise InvalidValueError(f"{name} is {value!r}: give two integers in a tuple") from None
-
-
-def _host_copy(buffer: Buffer) -> Buffer:
-    from ringmem.buffers.interop import borrow_array
-
-    dlpack_code(buffer.dtype)  # before the copy: it may be large
-    return borrow_array(buffer.to_numpy())
-
-
-def _export_copied(buffer: Buffer, device: tuple[int, int], versioned: bool) -> object:
-    return _capsule(buffer, device, versioned, copied=True)
 
 
 def _capsule(buffer: Buffer, device: tuple[int, int], versioned: bool, *, copied: bool) -> object:
@@ -113,21 +150,30 @@ def _capsule(buffer: Buffer, device: tuple[int, int], versioned: bool, *, copied
 def _handshake(buffer: Buffer, device_type: int, stream: object | None) -> None:
     """Order the consumer's work after everything that is under way on the buffer."""
     if device_type == CPU:
-        if stream is not None:
-            raise InvalidValueError(f"stream is {stream!r}: host memory has none, give None")
+        _refuse_stream(stream)
         _native.buffer_synchronize(buffer)
         return
     if device_type in (CUDA_HOST, CUDA_MANAGED) and stream is None:  # the host may be the reader
         _native.buffer_synchronize(buffer)
         return
+    handle = _check_handle(stream)
+    if handle != -1:
+        _native.buffer_let_wait(buffer, buffer.device, handle)
+
+
+def _refuse_stream(stream: object | None) -> None:
+    if stream is not None:
+        raise InvalidValueError(f"stream is {stream!r}: host memory has none, give None")
+
+
+def _check_handle(stream: object | None) -> int:
     handle = 1 if stream is None else stream
     if not isinstance(handle, int) or isinstance(handle, bool) or handle < -1 or handle == 0:
         raise InvalidValueError(
             f"stream is {stream!r}: give a handle, 1 for the legacy default stream, 2 for the "
             "per-thread one, or -1 for no synchronization"
         )
-    if handle != -1:
-        _native.buffer_let_wait(buffer, buffer.device, handle)
+    return handle
 
 
 # --- importing -----------------------------------------------------------------------------------
@@ -150,11 +196,10 @@ def borrow_dlpack(producer: Any, copy: bool | None, stream: object | None = None
             f"the memory is on DLPack device type {device_type}: ringmem reads the host (1), CUDA "
             "(2), pinned (3) and managed memory (13)"
         )
+    refuse_masked("obj", producer)
     device = Device("cpu") if kind is Kind.HOST else Device(f"cuda:{device_id}")
-    order = None
-    if kind is not Kind.HOST:
-        order = current_stream(device) if stream is None else stream
-    tensor = _take(producer, device, order, copy)
+    order = current_stream(device) if stream is None else as_stream(stream, device)
+    tensor = _take(producer, None if kind is Kind.HOST else order, copy)
     dtype = dtype_of_dlpack(*tensor.dtype)
     _check_contiguous(tensor, producer)
     return cast(
@@ -165,12 +210,9 @@ def borrow_dlpack(producer: Any, copy: bool | None, stream: object | None = None
     )
 
 
-def _take(
-    producer: Any, device: Device, stream: object | None, copy: bool | None
-) -> _native.ImportedTensor:
-    handle = None if stream is None else _native.stream_handle(stream, device)
-    if handle == 0:
-        handle = 1  # the protocol's number of the legacy default stream
+def _take(producer: Any, stream: Stream | None, copy: bool | None) -> _native.ImportedTensor:
+    # 1 is the protocol's number of the legacy default stream.
+    handle = None if stream is None else stream.handle or 1
     options: dict[str, object] = {"stream": handle, "max_version": _VERSION}
     if copy is not None:
         options["copy"] = copy

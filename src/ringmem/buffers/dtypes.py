@@ -1,18 +1,15 @@
-"""Dtypes at the borders: DLPack's type codes, and one element as bytes."""
+"""DLPack's type codes."""
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ringmem.native.errors import InvalidValueError
 
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike, NDArray
-
-__all__ = ["dlpack_code", "dtype_of_dlpack", "element_bytes"]
+__all__ = ["dlpack_code", "dtype_of_dlpack"]
 
 # DLDataTypeCode of DLPack 1.x.
 _NUMPY_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
@@ -87,48 +84,3 @@ def _extension_dtype(name: str) -> np.dtype[Any]:
         raise InvalidValueError(f"the tensor is {name}: install ml_dtypes to read it") from None
     dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     return dtype
-
-
-def element_bytes(value: object, dtype: DTypeLike) -> bytes:
-    """Return one element as bytes.
-
-    Raises
-    ------
-    InvalidValueError
-        The dtype cannot hold the value exactly enough: it overflows, an integer is asked for and a
-        fraction given, or a text is cut off.
-    """
-    element = np.empty((), dtype)
-    try:
-        if value is None:  # which NumPy would read as nan
-            raise TypeError("give a value")
-        with np.errstate(all="ignore"):
-            element[()] = value
-            same = _kept(element, value)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise InvalidValueError(
-            f"value is {value!r}, which {element.dtype} cannot hold: {error}"
-        ) from error
-    if not same:
-        raise InvalidValueError(
-            f"value is {value!r}, which {element.dtype} cannot hold: it would become {element[()]}"
-        )
-    return element.tobytes()
-
-
-def _kept(element: NDArray[Any], value: Any) -> bool:
-    """Whether an element is the value that was assigned to it, but for rounding."""
-    dtype = element.dtype
-    if dtype.names is not None:
-        parts = value.item() if isinstance(value, np.void | np.ndarray) else value
-        if not isinstance(parts, tuple):  # one value for all fields
-            parts = (parts,) * len(dtype.names)
-        fields = zip(dtype.names, parts, strict=False)
-        return all(_kept(np.asarray(element[name]), part) for name, part in fields)
-    given = np.asarray(value)
-    if dtype.kind in "iuSU":
-        return bool(np.all(element == given))
-    if dtype.kind in "fc" or (dtype.kind == "V" and given.dtype.kind in "iuf"):  # V: ml_dtypes
-        found = element.astype(np.complex128)
-        return bool(np.all(np.isfinite(found) | ~np.isfinite(given.astype(np.complex128))))
-    return True

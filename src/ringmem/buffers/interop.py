@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from ringmem.buffers.arguments import optional_flag, refuse_masked
 from ringmem.buffers.array_interface import borrow_array_interface
 from ringmem.buffers.dlpack import borrow_dlpack
 from ringmem.buffers.kinds import Kind
-from ringmem.device import Device
+from ringmem.device import Device, as_stream
 from ringmem.native import _native
 from ringmem.native.errors import InvalidValueError
 
@@ -21,20 +22,21 @@ if TYPE_CHECKING:
 __all__ = ["as_buffer", "borrow_array", "borrow_foreign", "from_dlpack"]
 
 
-def borrow_array(array: NDArray[Any], device: Device | str | None = None) -> Buffer:
-    """Return a buffer on an array's memory.
+def borrow_array(array: NDArray[Any], stream: object | None = None, name: str = "obj") -> Buffer:
+    """Return a buffer on an array's memory; `name` is the argument that the array was.
 
     Raises
     ------
     InvalidValueError
-        The array is not C-contiguous or its dtype cannot be held.
+        The array is not C-contiguous, has masked elements, or its dtype cannot be held.
     """
+    refuse_masked(name, array)
     if not array.flags.c_contiguous:
         raise InvalidValueError(
             f"the array of shape {array.shape} has strides {array.strides}: buffers are "
             "contiguous; give np.ascontiguousarray(array), or copy_from(array)"
         )
-    host = Device("cpu" if device is None else device)
+    host = Device("cpu")
     address = array.__array_interface__["data"][0]
     return cast(
         "Buffer",
@@ -44,7 +46,7 @@ def borrow_array(array: NDArray[Any], device: Device | str | None = None) -> Buf
             array.shape,
             array.dtype,
             host,
-            None,
+            None if stream is None else as_stream(stream, host),
             not array.flags.writeable,
             array,
         ),
@@ -59,7 +61,7 @@ def borrow_foreign(
         place = device if device is not None and device.platform == "cuda" else None
         return borrow_array_interface(holder, place, stream)
     if isinstance(holder, np.ndarray):
-        return borrow_array(holder)
+        return borrow_array(holder, stream, argument)
     if hasattr(holder, "__dlpack__"):
         return borrow_dlpack(holder, None, stream)
     try:
@@ -69,7 +71,7 @@ def borrow_foreign(
             f"{argument} is a {type(holder).__name__}: give a buffer, a NumPy array, or an object "
             "with __cuda_array_interface__, __dlpack__ or the buffer protocol"
         ) from None
-    return borrow_array(np.asarray(view))
+    return borrow_array(np.asarray(view), stream)
 
 
 def as_buffer(
@@ -96,7 +98,7 @@ def as_buffer(
     Raises
     ------
     InvalidValueError
-        `obj` offers no memory, or not contiguous memory.
+        `obj` offers no memory, or not contiguous memory, or has masked elements.
 
     Examples
     --------
@@ -143,7 +145,8 @@ def from_dlpack(
     Raises
     ------
     InvalidValueError
-        No DLPack, not contiguous, a type that cannot be held, or a copy is needed and refused.
+        No DLPack, not contiguous, masked elements, a type that cannot be held, or a copy is needed
+        and refused.
     NotInitializedError
         The memory is on a CUDA device and there is no driver.
 
@@ -159,6 +162,7 @@ def from_dlpack(
         raise InvalidValueError(
             f"obj is a {type(obj).__name__}: it has no __dlpack__; as_buffer() knows other ways"
         )
+    copy = optional_flag("copy", copy)
     borrowed = borrow_dlpack(obj, False if copy is False else None, stream)
     wanted = None if device is None else Device(device)
     if copy is not True and (wanted is None or wanted is borrowed.device):

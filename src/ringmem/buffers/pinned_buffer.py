@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from ringmem.buffers.arguments import flag, refuse_masked
 from ringmem.buffers.base import Buffer
 from ringmem.buffers.kinds import Kind
 from ringmem.device import Device
@@ -60,7 +61,7 @@ class PinnedBuffer(Buffer):
         allocator: object | None = None,
         write_combined: bool = False,
     ) -> None:
-        if write_combined:
+        if flag("write_combined", write_combined):
             if allocator is not None:
                 raise InvalidValueError(
                     "write_combined is True with an allocator: the allocator decides, give one"
@@ -96,7 +97,7 @@ class PinnedBuffer(Buffer):
         ClosedError
             The buffer is closed.
         """
-        return self._host_array(readonly, wait=False)
+        return self._host_array(flag("readonly", readonly), wait=False)
 
 
 def pin(
@@ -125,7 +126,7 @@ def pin(
     Raises
     ------
     InvalidValueError
-        Not an array, not contiguous, or a dtype that cannot be held.
+        Not an array, not contiguous, masked elements, or a dtype that cannot be held.
     NotSupportedError
         The device cannot lock existing memory, or not read-only memory.
     DriverError
@@ -142,6 +143,7 @@ def pin(
     """
     if not isinstance(array, np.ndarray):
         raise InvalidValueError(f"array is a {type(array).__name__}: give a NumPy array")
+    refuse_masked("array", array)
     if not array.flags.c_contiguous:
         raise InvalidValueError(
             f"array has shape {array.shape} and strides {array.strides}: only contiguous memory "

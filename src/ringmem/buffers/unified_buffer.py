@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from ringmem.buffers.arguments import flag
 from ringmem.buffers.base import Buffer
 from ringmem.buffers.kinds import Kind
 from ringmem.buffers.pinned_buffer import _device_for
@@ -75,8 +76,7 @@ class UnifiedBuffer(Buffer):
         allocator: object | None = None,
         attach: Literal["global", "host", "single"] = "global",
     ) -> None:
-        if attach not in _ATTACH:
-            raise InvalidValueError(f"attach is {attach!r}: give 'global', 'host' or 'single'")
+        _mode("attach", attach)
         where = _device_for(device, stream)
         if not where.capabilities.managed_memory:
             raise NotSupportedError(
@@ -121,8 +121,7 @@ class UnifiedBuffer(Buffer):
         DriverError
             The driver refused, and nothing has changed.
         """
-        if mode not in _ATTACH:
-            raise InvalidValueError(f"mode is {mode!r}: give 'global', 'host' or 'single'")
+        wanted = _mode("mode", mode)
         handle, _ = _native.buffer_order(self, None)
         if mode == "single" and handle <= _LAST_DEFAULT_HANDLE:  # the driver refuses them too
             raise InvalidValueError(
@@ -141,7 +140,7 @@ class UnifiedBuffer(Buffer):
             except BaseException:
                 _native.buffer_set_host_only(self, held)
                 raise
-            _native.buffer_set_attached(self, _ATTACH[mode])
+            _native.buffer_set_attached(self, wanted)
             _native.buffer_set_host_only(self, mode == "host" and not shared)
 
     def _attach(self, mode: str, handle: int) -> None:
@@ -189,7 +188,7 @@ class UnifiedBuffer(Buffer):
             The memory is read-only and `readonly` is False; or the memory is with the host
             already, where only one may have it.
         """
-        array = self._host_array(readonly, wait=False)
+        array = self._host_array(flag("readonly", readonly), wait=False)
         order, _ = _native.buffer_order(self, stream)
         if stream is None:
             _native.buffer_synchronize(self)
@@ -293,8 +292,8 @@ class UnifiedBuffer(Buffer):
         NotSupportedError
             The device cannot.
         """
-        if advice not in _ADVICE:
-            raise InvalidValueError(f"advice is {advice!r}: give one of {', '.join(_ADVICE)}")
+        if not isinstance(advice, str) or advice not in _ADVICE:
+            raise InvalidValueError(f"advice is {advice!r:.80}: give one of {', '.join(_ADVICE)}")
         with _native.buffer_hold(self):
             if self.nbytes:
                 self.device.driver.advise(
@@ -337,3 +336,9 @@ class UnifiedBuffer(Buffer):
                 "allocations when a kernel starts, and takes no hints about it"
             )
         return _native.Location(_native.LocationKind.device, device.ordinal)
+
+
+def _mode(argument: str, mode: object) -> _native.ManagedAttach:
+    if not isinstance(mode, str) or mode not in _ATTACH:
+        raise InvalidValueError(f"{argument} is {mode!r:.80}: give 'global', 'host' or 'single'")
+    return _ATTACH[mode]

@@ -8,8 +8,6 @@ and checked against them, and device code is compiled from the same text
 from __future__ import annotations
 
 import ctypes
-import math
-import operator
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any, ClassVar, Self, cast
@@ -18,17 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ringmem.native import _native
-from ringmem.native.errors import InvalidValueError, NotSupportedError
+from ringmem.native.aligned import aligned_zeros, bytes_of, integer, not_copied
+from ringmem.native.errors import InvalidValueError
 
-__all__ = [
-    "CacheLineAligned",
-    "ControlBlock",
-    "TelemetryBuffer",
-    "aligned_empty",
-    "aligned_zeros",
-]
-
-CACHE_LINE_ALIGNED_NBYTES: int = _native.cache_line_aligned_nbytes
+__all__ = ["ControlBlock", "TelemetryBuffer"]
 
 _TABLES: dict[str, Any] = _native.layout_tables()
 
@@ -76,164 +67,6 @@ def dtype_of(structure: str) -> np.dtype[np.void]:
     )
 
 
-def aligned_empty(
-    shape: int | tuple[int, ...],
-    dtype: npt.DTypeLike,
-    alignment: int = CACHE_LINE_ALIGNED_NBYTES,
-) -> npt.NDArray[Any]:
-    """Return an uninitialised host array whose first byte is at a multiple of `alignment`.
-
-    Parameters
-    ----------
-    shape : int or tuple of int
-        Elements in each dimension; 0 is allowed.
-    dtype : dtype-like
-        Any NumPy dtype without objects.
-    alignment : int, default 128
-        Bytes, a power of two.
-
-    Raises
-    ------
-    InvalidValueError
-        A bad shape, dtype or alignment; the dtype holds objects.
-
-    Examples
-    --------
-    >>> aligned_empty((3, 5), "f4").ctypes.data % 128
-    0
-    """
-    dims, element, nbytes = _native.array_spec(shape, dtype)
-    alignment = _integer("alignment", alignment)
-    if alignment < 1 or alignment & (alignment - 1):
-        raise InvalidValueError(f"alignment={alignment} must be a power of two of bytes")
-    try:
-        raw = np.empty(nbytes + alignment, dtype=np.uint8)
-    except ValueError as error:  # NumPy's word for more bytes than an address can count
-        raise InvalidValueError(f"shape={shape} is {nbytes} bytes: too many") from error
-    start = -raw.ctypes.data % alignment
-    return np.ndarray(dims, dtype=element, buffer=raw.data, offset=start)
-
-
-def aligned_zeros(
-    shape: int | tuple[int, ...],
-    dtype: npt.DTypeLike,
-    alignment: int = CACHE_LINE_ALIGNED_NBYTES,
-) -> npt.NDArray[Any]:
-    """Return what :func:`aligned_empty` does, with every byte 0."""
-    array = aligned_empty(shape, dtype, alignment)
-    ctypes.memset(array.ctypes.data, 0, array.nbytes)
-    return array
-
-
-class CacheLineAligned:
-    """Values of any dtype, each on 128-byte lines of its own.
-
-    Two threads, processes or devices that write different elements never write the same line.
-
-    Parameters
-    ----------
-    dtype : dtype-like
-        Any NumPy dtype without objects.
-    shape : int or tuple of int, default ()
-        Elements in each dimension.
-    memory : object, optional
-        A writable buffer to use instead of new zeroed memory; it must start at a multiple of 128
-        bytes, be large enough, and stays alive as long as this object.
-
-    Attributes
-    ----------
-    array : numpy.ndarray
-        The elements; C order over elements, the last stride is :attr:`stride` bytes.
-    stride : int
-        Bytes from one element to the next: the itemsize rounded up to 128.
-
-    Raises
-    ------
-    InvalidValueError
-        A bad shape or dtype, or memory that is too small, read-only or not aligned.
-
-    Examples
-    --------
-    >>> counters = CacheLineAligned("u8", 4)
-    >>> counters.array[2] = 7
-    >>> int(counters.array.sum()), counters.stride, counters.ptr % 128
-    (7, 128, 0)
-    """
-
-    alignment: ClassVar[int] = CACHE_LINE_ALIGNED_NBYTES
-
-    def __init__(
-        self,
-        dtype: npt.DTypeLike,
-        shape: int | tuple[int, ...] = (),
-        *,
-        memory: Any = None,
-    ) -> None:
-        dims, element, _ = _native.array_spec(shape, dtype)
-        self.stride: int = -(-element.itemsize // self.alignment) * self.alignment
-        lines = aligned_zeros((*dims, self.stride), "u1") if memory is None else None
-        if lines is None:
-            lines = _bytes_of(memory, self.stride * math.prod(dims), self.alignment)
-        strides: list[int] = []
-        step = self.stride
-        for dim in reversed(dims):
-            strides.insert(0, step)
-            step *= dim
-        self.array: npt.NDArray[Any] = np.ndarray(
-            dims, dtype=element, buffer=lines.reshape(-1).data, strides=tuple(strides)
-        )
-
-    @property
-    def ptr(self) -> int:
-        """Address of the first element."""
-        return self.array.ctypes.data
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory, padding included."""
-        return self.array.size * self.stride
-
-    def __repr__(self) -> str:
-        return f"CacheLineAligned({self.array.dtype}, shape={self.array.shape}, ptr={self.ptr:#x})"
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        raise _not_copied(self, "array.copy()")
-
-
-def _not_copied(memory: CacheLineAligned | _Structure, remedy: str) -> NotSupportedError:
-    return NotSupportedError(
-        f"the {type(memory).__name__} at {memory.ptr:#x} cannot be pickled or copied: others watch "
-        f"it where it is; take {remedy}"
-    )
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise InvalidValueError(f"{name}={value!r:.80} must be an integer") from None
-
-
-def _bytes_of(memory: Any, nbytes: int, alignment: int) -> npt.NDArray[np.uint8]:
-    """Return the first `nbytes` of a writable, aligned buffer as bytes."""
-    try:
-        raw = np.frombuffer(memory, dtype=np.uint8)
-    except (BufferError, TypeError, ValueError) as error:
-        raise InvalidValueError(
-            f"memory={memory!r:.80} must be a C-contiguous buffer that the host can access: {error}"
-        ) from error
-    if not raw.flags.writeable:
-        raise InvalidValueError(f"memory={memory!r:.80} is read-only; pass writable memory")
-    if raw.nbytes < nbytes:
-        raise InvalidValueError(f"memory has {raw.nbytes} bytes; {nbytes} are needed")
-    if raw.ctypes.data % alignment:
-        raise InvalidValueError(
-            f"memory starts at {raw.ctypes.data:#x}, which is no multiple of {alignment}; "
-            "aligned_zeros() gives memory that is"
-        )
-    return raw[:nbytes]
-
-
 _LOAD: dict[str, Callable[[int], int]] = {
     "u4": _native.load_u32,
     "i4": _native.load_i32,
@@ -263,19 +96,22 @@ class _Field:
     def __get__(self, instance: _Structure | None, owner: type[_Structure]) -> int:
         if instance is None:
             return cast(int, self)
-        return self._load(instance.ptr + self._offset)
+        return self._load(instance._ptr + self._offset)
 
     def __set__(self, instance: _Structure, value: int) -> None:
-        value = _integer(self._name, value)
+        value = integer(self._name, value)
         if not self._low <= value < self._high:
             raise InvalidValueError(
                 f"{self._name}={value} is not in {self._low} … {self._high - 1}"
             )
-        self._store(instance.ptr + self._offset, value)
+        self._store(instance._ptr + self._offset, value)
 
 
 class _Structure:
     """A typed view of one structure in memory that somebody else may be writing."""
+
+    # Without a dictionary: a mistyped field must not become an attribute that nobody sees.
+    __slots__ = ("__weakref__", "_bytes", "_ptr")
 
     dtype: ClassVar[np.dtype[np.void]]
     alignment: ClassVar[int]
@@ -285,10 +121,27 @@ class _Structure:
         raw = (
             aligned_zeros(nbytes, "u1", self.alignment)
             if memory is None
-            else _bytes_of(memory, nbytes, self.alignment)
+            else bytes_of(memory, nbytes, self.alignment)
         )
         self._bytes = raw
-        self.ptr: int = raw.ctypes.data
+        self._ptr: int = raw.ctypes.data
+
+    def __setattr__(self, name: str, value: object) -> None:
+        try:
+            super().__setattr__(name, value)
+        except AttributeError:
+            if hasattr(type(self), name):  # read-only, as `ptr` is
+                raise
+            raise self._no_field(name) from None
+
+    def _no_field(self, name: str) -> AttributeError:
+        import difflib  # only who mistypes pays for it
+
+        names = self.dtype.names or ()
+        near = difflib.get_close_matches(name, names, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+        text = f"{type(self).__name__} has no field {name}: {remedy}"
+        return AttributeError(text, name=name, obj=self)
 
     @classmethod
     def from_address(cls, ptr: int, owner: object = None) -> Self:
@@ -306,7 +159,7 @@ class _Structure:
         InvalidValueError
             `ptr` is no address, 0 or not aligned.
         """
-        ptr = _integer("ptr", ptr)
+        ptr = integer("ptr", ptr)
         if not 0 < ptr < 1 << 64 or ptr % cls.alignment:
             raise InvalidValueError(
                 f"ptr={ptr:#x} must be an address, a multiple of {cls.alignment} and not 0, for "
@@ -315,6 +168,11 @@ class _Structure:
         raw = (ctypes.c_uint8 * cls.dtype.itemsize).from_address(ptr)
         raw._owner = owner  # type: ignore[attr-defined]
         return cls(raw)
+
+    @property
+    def ptr(self) -> int:
+        """Address of the structure."""
+        return self._ptr
 
     @property
     def nbytes(self) -> int:
@@ -335,7 +193,7 @@ class _Structure:
         return f"{type(self).__name__}({fields})"
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise _not_copied(self, "to_numpy()")
+        raise not_copied(self, "to_numpy()")
 
 
 class ControlBlock(_Structure):
@@ -356,6 +214,8 @@ class ControlBlock(_Structure):
     >>> int(block.record["should_terminate"]), block.nbytes, block.ptr % 128
     (1, 128, 0)
     """
+
+    __slots__ = ()
 
     dtype = dtype_of("ControlBlock")
     alignment = _TABLES["ControlBlock"]["alignment"]
@@ -399,6 +259,8 @@ class TelemetryBuffer(_Structure):
     >>> telemetry.processed, telemetry.latency_mean_ns, telemetry.nbytes
     (0, 0.0, 64)
     """
+
+    __slots__ = ()
 
     dtype = dtype_of("TelemetryBuffer")
     alignment = _TABLES["TelemetryBuffer"]["alignment"]

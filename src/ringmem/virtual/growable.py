@@ -298,6 +298,9 @@ class GrowableBuffer(Closing):
     def __len__(self) -> int:
         return self._core.nbytes // self._row_nbytes
 
+    def __bool__(self) -> bool:  # a handle, as every buffer: also before it grows
+        return True
+
     @property
     def ptr(self) -> int:
         """int: the address; never changes."""

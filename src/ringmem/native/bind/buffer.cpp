@@ -67,6 +67,10 @@ const char* free_operation(const Buffer& buffer) {
   }
 }
 
+std::string closed_text(const Buffer& buffer) {
+  return describe(buffer) + " is closed: make another";
+}
+
 thread_local PyObject* kept_error = nullptr;  // an exception object; owned
 
 }  // namespace
@@ -130,13 +134,13 @@ std::string describe(const Buffer& buffer) {
 // --- uses --------------------------------------------------------------------------------------
 
 void Buffer::check_open() const {
-  if (closed()) [[unlikely]] throw Closed(describe(*this) + " is closed");
+  if (closed()) [[unlikely]] throw Closed(closed_text(*this));
 }
 
 void Buffer::add_use() {
   std::int64_t uses = uses_.load(std::memory_order_acquire);
   do {
-    if (uses == closed_mark) [[unlikely]] throw Closed(describe(*this) + " is closed");
+    if (uses == closed_mark) [[unlikely]] throw Closed(closed_text(*this));
   } while (!uses_.compare_exchange_weak(uses, uses + 1, std::memory_order_acq_rel));
 }
 

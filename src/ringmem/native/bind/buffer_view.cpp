@@ -67,8 +67,10 @@ nb::object element(nb::handle_t<Buffer> self, nb::handle index) {
   const std::int64_t at = given < 0 ? given + extent : given;
   if (at < 0 || at >= extent) {
     throw InvalidValue("index is " + std::string(nb::str(index).c_str()) + " on an axis of " +
-                       std::to_string(extent) + ": give " + std::to_string(-extent) + " to " +
-                       std::to_string(extent - 1));
+                       std::to_string(extent) + ": " +
+                       (extent ? "give " + std::to_string(-extent) + " to " +
+                                     std::to_string(extent - 1)
+                               : "it has no elements; give a slice"));
   }
   Shape shape;
   shape.resize(buffer.shape.ndim() - 1);
@@ -134,6 +136,27 @@ nb::object view_as(nb::handle_t<Buffer> self, nb::handle dtype) {
   return make_view(self, 0, spec_of(std::move(shape), std::move(wanted)));
 }
 
+// The extent of -1 becomes what is left of the buffer's elements.
+void resolve_free_axis(const Buffer& buffer, Shape& shape, int free_axis, nb::list extents) {
+  std::size_t known = 1;
+  bool overflow = false;
+  for (int i = 0; i < shape.ndim(); ++i) {
+    if (i == free_axis) continue;
+    // An extent of 0 beside -1 leaves nothing to divide by; then only an empty buffer fits.
+    if (shape[i] == 0) {
+      throw InvalidValue("shape has -1 beside 0: the size of that axis is not defined");
+    }
+    overflow |= __builtin_mul_overflow(known, static_cast<std::size_t>(shape[i]), &known);
+  }
+  if (overflow || buffer.size % known != 0) {
+    extents[free_axis] = -1;
+    throw InvalidValue("shape is " + std::string(nb::repr(nb::tuple(extents)).c_str()) + ": the " +
+                       std::to_string(buffer.size) + " elements of the buffer are no multiple of " +
+                       (overflow ? "its other extents" : std::to_string(known)));
+  }
+  shape[free_axis] = static_cast<std::int64_t>(buffer.size / known);
+}
+
 // One extent may be -1: whatever is left.
 Shape resolve_shape(const Buffer& buffer, nb::handle argument) {
   nb::list extents;
@@ -143,27 +166,15 @@ Shape resolve_shape(const Buffer& buffer, nb::handle argument) {
     extents.append(argument);
   }
   int free_axis = -1;
-  std::size_t known = 1;
   for (std::size_t i = 0; i < extents.size(); ++i) {
     std::int64_t extent = 0;
-    if (!nb::try_cast(extents[i], extent) || extent != -1) {
-      known *= extent > 0 ? static_cast<std::size_t>(extent) : 1;
-      continue;
-    }
+    if (!nb::try_cast(extents[i], extent) || extent != -1) continue;
     if (free_axis >= 0) throw InvalidValue("shape has two extents of -1: give at most one");
     free_axis = static_cast<int>(i);
     extents[i] = 0;
   }
   Shape shape = shape_of(extents);
-  if (free_axis >= 0) {
-    // An extent of 0 beside -1 leaves nothing to divide by; then only an empty buffer fits.
-    for (int i = 0; i < shape.ndim(); ++i) {
-      if (i != free_axis && shape[i] == 0) {
-        throw InvalidValue("shape has -1 beside 0: the size of that axis is not defined");
-      }
-    }
-    shape[free_axis] = static_cast<std::int64_t>(buffer.size / known);
-  }
+  if (free_axis >= 0) resolve_free_axis(buffer, shape, free_axis, extents);
   return shape;
 }
 
@@ -185,7 +196,7 @@ void bind_buffer_view(nb::class_<Buffer>& cls) {
   cls.def("__getitem__", &get_item, nb::arg("index").none(),
           nb::sig("def __getitem__(self, index: typing.Any) -> typing.Any"))
       .def("__len__", [](const Buffer& self) {
-        if (self.shape.ndim() == 0) raise_error("InvalidValueError", describe(self) + " has no len");
+        if (self.shape.ndim() == 0) throw InvalidValue(describe(self) + " has no axis, so no len");
         return self.shape[0];
       })
       .def("view", &view_as, nb::arg("dtype").none(),

@@ -67,7 +67,7 @@ void check_allocation(Driver& driver, int device, Status status, const char* ope
     shortage.free = info.free;
     detail += ", " + std::to_string(info.free) + " of " + std::to_string(info.total) + " free";
   }
-  throw OutOfMemory(operation, shortage, std::move(detail));
+  throw OutOfMemory(operation, shortage, detail + ": ask for less, or close buffers of the device");
 }
 
 void check_request(std::size_t nbytes) {
