@@ -1,5 +1,7 @@
 """A closed stream may still have work; whoever comes after that comes after all of it."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -78,6 +80,19 @@ def test_a_device_copy_comes_after_closed_streams():
         assert (target.to_numpy() == 6).all()
 
 
+def test_work_on_another_stream_comes_after_closed_streams(slow):
+    other = slow.create_stream(non_blocking=True)
+    assert (filled(ringmem.DeviceBuffer, slow).to_numpy(other) == 6).all()
+    assert (filled(ringmem.DeviceBuffer, slow).copy(other).to_numpy(other) == 6).all()
+    target = ringmem.zeros(10, "i4", device=slow, stream=other)
+    pinned = filled(ringmem.PinnedBuffer, slow)
+    target.copy_from(_native.buffer_host_array(pinned, False), other)
+    assert (target.to_numpy(other) == 6).all()
+    buffer = filled(ringmem.DeviceBuffer, slow)
+    buffer.fill(7, other)
+    assert (buffer.to_numpy() == 7).all()
+
+
 def test_waiting_for_a_closed_stream_in_a_capture_is_refused_before_it_is_spoiled():
     driver = _native.FaultyDriver(_native.HostDriver("latency_s=0.05"))
     device = ringmem.devices_of(driver)[0]
@@ -86,6 +101,10 @@ def test_waiting_for_a_closed_stream_in_a_capture_is_refused_before_it_is_spoile
     driver.begin_capture(device.ordinal, stream.handle)
     with pytest.raises(ringmem.DriverError, match="ISOLATION"):
         _native.buffer_let_wait(buffer, device, stream.handle)
+    with pytest.raises(ringmem.DriverError, match="ISOLATION"):
+        buffer.fill(1, stream)
+    device.default_stream.synchronize()  # all is done, and nothing is left to wait for
+    time.sleep(0.1)
     buffer.fill(1, stream)
     driver.end_capture(device.ordinal, stream.handle)
     device.synchronize()

@@ -37,7 +37,7 @@ def upload(buffer: Buffer, array: NDArray[Any], stream: object | None) -> None:
     source = np.ascontiguousarray(array) if plan.staged else array
     with _native.buffer_hold(buffer):
         _submit(buffer, source, plan, stream, into_buffer=True)
-        if not _outlives_copy(buffer, source, stream) and _is_page_locked(buffer, source):
+        if _pinned_holder(buffer, source) is None and _is_page_locked(buffer, source):
             _synchronize(buffer, stream)
 
 
@@ -61,7 +61,7 @@ def download(buffer: Buffer, array: NDArray[Any], stream: object | None) -> None
     target = np.empty(array.shape, array.dtype) if plan.staged else array
     with _native.buffer_hold(buffer):
         _submit(buffer, target, plan, stream, into_buffer=False)
-        if not _outlives_copy(buffer, target, stream):
+        if _pinned_holder(buffer, target) is None:  # which waits when it is freed
             _synchronize(buffer, stream)
     if plan.staged:
         array[...] = target
@@ -113,12 +113,17 @@ def _check_capture(
 def _finish_others(
     buffer: Buffer, array: NDArray[Any], plan: StridedPlan, stream: object | None
 ) -> None:
-    """Wait for the work on the array's memory where the host itself will read or write that."""
+    """Wait for the work on the array's memory where the host itself will read or write that.
+
+    A copy that the device makes comes in the order of its stream.
+    """
     holder = _holder(array)
     if holder is None:
         return
     in_order = _pinned_holder(buffer, array) is not None
     if in_order and not plan.staged:
+        _, owner = _native.buffer_order(buffer, stream)
+        _native.buffer_note_use(holder, owner or buffer.device.default_stream)
         return
     _native.buffer_synchronize(holder)
     if in_order:  # kernels of others may use it in the order of the stream
@@ -178,16 +183,6 @@ def _pinned_holder(buffer: Buffer, array: NDArray[Any]) -> Buffer | None:
     if pinned is None or _native.buffer_kind(pinned) != Kind.PINNED:
         return None
     return pinned if pinned.device.driver is buffer.device.driver else None
-
-
-def _outlives_copy(buffer: Buffer, array: NDArray[Any], stream: object | None) -> bool:
-    """Whether the array is over a PinnedBuffer, which then waits for the copy when it is freed."""
-    pinned = _pinned_holder(buffer, array)
-    if pinned is None:
-        return False
-    _, owner = _native.buffer_order(buffer, stream)
-    _native.buffer_note_use(pinned, owner or buffer.device.default_stream)
-    return True
 
 
 def _synchronize(buffer: Buffer, stream: object | None) -> None:

@@ -178,6 +178,19 @@ void Buffer::note_use(const StreamRef& used) {
   others.push_back(used);
 }
 
+void Buffer::follow_closed(const StreamRef& order) {
+  Buffer& target = memory();
+  nb::ft_lock_guard lock(target.mutex_);
+  const auto follow = [&](const StreamRef& earlier) {
+    // Without an event there is only the device to wait for, which reading and freeing do.
+    if (!earlier.closed() || !earlier.object()->last_work.load(std::memory_order_acquire)) return;
+    check(wait_on_device(order, earlier), "cuStreamWaitEvent",
+          "for what a closed stream left in " + describe(*this));
+  };
+  follow(target.stream);
+  for (const StreamRef& other : target.others_) follow(other);
+}
+
 std::vector<StreamRef> Buffer::streams_in_use() const {
   const auto [memory, keep] = look();
   const Buffer& target = *memory;

@@ -144,6 +144,9 @@ class Buffer {
   nb::object owner_or_none() const;  // of a view its root, of borrowed memory whoever has it
   // Work on `stream` uses the memory: freeing and host views wait for it.
   void note_use(const StreamRef& stream);
+  // Work that `order` is given from here on comes after what closed streams left: nobody can name
+  // them any more. Throws DriverError where a capture is between them.
+  void follow_closed(const StreamRef& order);
   // The streams whose work may touch the memory now.
   std::vector<StreamRef> streams_in_use() const;
   // Inside UnifiedBuffer.host() on a device that cannot share: device work would fault. Includes

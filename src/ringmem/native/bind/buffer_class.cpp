@@ -141,6 +141,7 @@ void note_stream(Buffer& self, nb::handle_t<NativeStream> stream) {
   used.handle = native.handle;
   used.owner = nb::borrow(stream);
   used.device = native.device.get();
+  if (!used.closed()) self.follow_closed(used);
   self.note_use(used);
 }
 
@@ -224,7 +225,8 @@ void bind_buffer_class(nb::module_& m, nb::class_<Buffer>& cls) {
     return nb::make_tuple(memory->ptr, memory->nbytes);
   }, nb::arg("buffer"), "(ptr, nbytes) of the memory that a view is a part of.");
   m.def("buffer_note_use", &note_stream, nb::arg("buffer"), nb::arg("stream"),
-        "Work on a stream of any device uses the memory: freeing waits for it.");
+        "Work on a stream of any device, to be submitted next, uses the memory: it comes after what "
+        "closed streams left, and freeing waits for it.");
   m.def("buffer_synchronize", &synchronize_uses, nb::arg("buffer"),
         "Blocks until all work on the buffer is done.");
   m.def("buffer_let_wait", &let_wait, nb::arg("buffer"), nb::arg("device"), nb::arg("handle"),

@@ -64,6 +64,8 @@ void copy_direct(Buffer& dst, Buffer& src, Buffer& lead, nb::handle stream) {
   const StreamRef order = order_of(stream, lead);
   dst.check_device_may_use();
   src.check_device_may_use();
+  dst.follow_closed(order);
+  src.follow_closed(order);
   NativeDevice& device = *lead.device;
   Status status;
   if (dst.kind == MemoryKind::host || src.kind == MemoryKind::host) {
@@ -205,6 +207,7 @@ void fill_bytes(Buffer& self, nb::bytes pattern, nb::handle stream) {
   const StreamRef order = order_of(stream, self);
   if (self.nbytes == 0) return;
   self.check_device_may_use();
+  self.follow_closed(order);
   self.note_use(order);  // before the calls: a fill that fails half way has used the memory too
   Filler(self, order).run(static_cast<const unsigned char*>(pattern.data()), pattern.size());
 }
