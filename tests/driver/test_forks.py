@@ -32,7 +32,6 @@ uses = [
     lambda: simulated.memory_info(),
     lambda: pool.allocate(100),
     lambda: pinned.allocate(100),
-    lambda: pinned.trim(0),
 ]
 reader, writer = os.pipe()
 if os.fork() == 0:
