@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ringmem.device import Device, Stream, as_stream
+from ringmem.device.scalars import to_seconds
 from ringmem.native import _native, errors
 from ringmem.native.errors import InvalidValueError
 from ringmem.residency.exports import buffers_of, exports_of, streams_in_use
@@ -257,9 +258,10 @@ class Tag:
         plain = dict.fromkeys([*((s.device.ordinal, s.handle) for s in named), *used])
         if timeout_s is None:
             return list(plain)
-        if not timeout_s >= 0:
-            raise InvalidValueError(f"timeout_s is {timeout_s}: give seconds, 0 or more, or None")
-        deadline = time.monotonic() + timeout_s
+        limit_s = to_seconds(timeout_s)
+        if limit_s is None or limit_s < 0:
+            raise InvalidValueError(f"timeout_s is {timeout_s!r}: give seconds, 0 or more, or None")
+        deadline = time.monotonic() + limit_s
         for ordinal, handle in plain:
             left = max(0.0, deadline - time.monotonic())
             try:
