@@ -159,6 +159,17 @@ def test_repr_tells_what_it_is_where_and_how_large(device):
     assert repr(open_buffer).endswith(f", closed stream {handle:#x}>")
 
 
+@pytest.mark.parametrize(
+    "kind", [ringmem.DeviceBuffer, ringmem.PinnedBuffer, ringmem.UnifiedBuffer]
+)
+def test_a_buffer_that_was_never_made_has_a_repr(kind):
+    class Mine(kind):
+        def __init__(self):
+            """Without super().__init__()."""
+
+    assert repr(Mine()) == "<Mine, never initialized>"
+
+
 def test_the_place_of_allocation_is_kept_when_tracking_is_on(device):
     before = ringmem.track_allocation_places(True)
     try:

@@ -128,7 +128,9 @@ def test_prefetch_is_told_bytes(faulty):
     assert faulty.calls["prefetch"] == before + 3
     buffer.prefetch(nbytes=0)
     assert faulty.calls["prefetch"] == before + 3
-    for nbytes in (-1, 8001, 1.5, True + 8000):
+    buffer.prefetch(nbytes=np.int64(8))
+    assert faulty.calls["prefetch"] == before + 4
+    for nbytes in (-1, 8001, 1.5, True, np.bool_(True), np.int64(8001), "8"):
         with pytest.raises(InvalidValueError, match="give 0 to 8000"):
             buffer.prefetch(nbytes=nbytes)
     assert (buffer.to_numpy() == 1).all()
@@ -146,8 +148,25 @@ def test_advice_and_discard(device, other):
     buffer.fill(3)
     assert (buffer.to_numpy() == 3).all()
     (elsewhere,) = ringmem.simulate().devices
-    with pytest.raises(InvalidValueError, match="another driver"):
+    other_driver = (
+        r"is cpu:0 of another driver \(such as a simulation's\), but the buffer is on cpu:0"
+    )
+    with pytest.raises(InvalidValueError, match=f"to {other_driver}: give 'host' or a device"):
         buffer.prefetch(elsewhere)
+    with pytest.raises(InvalidValueError, match=f"location {other_driver}"):
+        buffer.advise("set_read_mostly", elsewhere)
+
+
+@pytest.mark.parametrize("bad", [3, True, ["host"], ringmem.Device])
+def test_a_place_that_is_none_is_refused_by_the_arguments_name(device, bad):
+    buffer = ringmem.UnifiedBuffer(1000, "f8", device=device)
+    for name, hint in (
+        ("to", lambda: buffer.prefetch(to=bad)),
+        ("location", lambda: buffer.advise("set_read_mostly", location=bad)),
+    ):
+        with pytest.raises(InvalidValueError, match=f"^{name} is .*: give 'host', a Device") as e:
+            hint()
+        assert repr(bad) in str(e.value)
 
 
 def test_a_platform_that_takes_no_hints_says_so():

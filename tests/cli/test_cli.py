@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ringmem import simulate
 from ringmem.cli.info import show
 from ringmem.cli.inventory import inventory
 
@@ -204,3 +205,94 @@ def test_reader_that_goes_away_is_no_traceback() -> None:
         timeout=60,
     )
     assert "Traceback" not in done.stderr
+    assert done.stdout == "{"
+
+
+COMMANDS = ["info", "info --json", "info --help", "demo --json", "replay", "--help", "--version"]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+@pytest.mark.parametrize(
+    ("output", "reason"), [(">&-", "it is closed"), (">/dev/full", "No space left on device")]
+)
+def test_output_that_cannot_be_written_is_one_line(
+    tmp_path: Path, arguments: str, output: str, reason: str
+) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m ringmem {arguments} {output}",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=tmp_path,
+        env={**os.environ, "RINGMEM_DEVICE": "cpu"},
+    )
+    assert done.stderr == f"error: cannot write to standard output: {reason}\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("outputs", [">&- 2>&-", ">/dev/full 2>/dev/full", ">/dev/full 2>&-"])
+def test_an_error_that_cannot_be_written_either_is_an_exit_code(outputs: str) -> None:
+    done = subprocess.run(f"{sys.executable} -m ringmem info {outputs}", shell=True, timeout=60)
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", ["demo --trace", "demo --output", "replay", "replay --plot", "bench ring --plot"]
+)
+def test_an_empty_path_is_refused_as_one(tmp_path: Path, arguments: str) -> None:
+    done = ringmem(*arguments.split(), "", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    name = arguments.split()[-1].replace("replay", "TRACE")
+    assert f"'{name}': '' is an empty path: give the name of a file" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_another_kind_is_refused_without_advice_to_unpickle_it(tmp_path: Path) -> None:
+    file = tmp_path / "text.npz"
+    file.write_text("root:x:0:0:root")
+    error = failed_in_one_line(ringmem("demo", "--trace", str(file)), 2)
+    assert "cannot be read as an .npz file; one with the arrays kind, id, size" in error
+    assert "pickle" not in error
+
+
+def shown(found: dict[str, object], columns: int, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        show(found)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    return lines
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80])
+@pytest.mark.parametrize("devices", [1, 3])
+def test_info_cuts_nothing_however_narrow_the_terminal(
+    columns: int, devices: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with simulate(devices=devices):
+        found = inventory(echo=False)
+    text = "".join("".join(shown(found, columns, capsys)).split())
+    words = [w for e in found["missing"] for w in f"{e['what']} {e['for']} {e['how']}".split()]
+    words += [word for package in found["packages"].items() for word in package if word]
+    for device in found["devices"]:
+        words += [device["name"], device["product_name"], device["uuid"]]
+        words += [device["memory_visibility"]["visibility"]]
+        words += device["capabilities"]
+        words += device["memory_visibility"]["reasons"] if columns < 80 else []
+    for word in words:
+        assert "".join(word.split()) in text, word
+    assert "…" not in text
+    assert text.count("possible") == devices * (devices - 1)
+
+
+def test_info_on_a_narrow_terminal_puts_a_value_under_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with simulate():
+        found = inventory(echo=False)
+    narrow = [line.rstrip() for line in shown(found, 40, capsys)]
+    assert narrow[narrow.index("  multiprocessor_count") + 1].startswith("    ")
+    wide = [line.split() for line in shown(found, 80, capsys)]
+    assert any(line[:1] == ["multiprocessor_count"] and len(line) == 2 for line in wide)

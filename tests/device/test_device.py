@@ -1,5 +1,6 @@
 """Devices: found by name, one object each, with what they can do."""
 
+import copy
 import gc
 import os
 import pickle
@@ -155,7 +156,16 @@ def test_a_simulation_that_was_the_default_is_not_kept_alive():
 def test_an_environment_that_names_no_device_is_an_error():
     result = run_python("import ringmem; ringmem.default_device()", RINGMEM_DEVICE="cpu:7")
     assert "InvalidDeviceError" in result.stderr
-    assert "cpu:7" in result.stderr
+    assert "RINGMEM_DEVICE is 'cpu:7'" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["nonsense", "cuda:0"])
+def test_the_variable_that_names_a_wrong_default_is_named(name, monkeypatch):
+    monkeypatch.setattr(_native, "environment_value", {"RINGMEM_DEVICE": name}.get)
+    if name == "cuda:0" and ringmem.devices("cuda"):
+        pytest.skip("there is one")
+    with pytest.raises(ringmem.DriverError, match=f"RINGMEM_DEVICE is '{name}': '{name}' n"):
+        ringmem.empty(3)
 
 
 def test_in_a_simulation_its_first_device_is_the_default(pair):
@@ -240,8 +250,26 @@ def test_an_attribute_that_the_driver_does_not_know_counts_as_absent(faulty):
 
 def test_devices_are_pickled_by_name(pair):
     assert pickle.loads(pickle.dumps(pair)) == pair
+    pickled = pickle.dumps(pair[1])
     with ringmem.simulate(devices=1), pytest.raises(ringmem.InvalidDeviceError, match="cpu:1"):
-        pickle.loads(pickle.dumps(pair[1]))
+        pickle.loads(pickled)
+
+
+def test_a_copy_of_a_device_is_the_device_also_of_a_simulation(pair):
+    outside = ringmem.simulate().devices[0]
+    for device in (*pair, outside):
+        assert copy.copy(device) is device
+        assert copy.deepcopy([device])[0] is device
+
+
+def test_a_device_whose_name_means_another_one_is_not_pickled(pair):
+    first, third = (ringmem.simulate(devices=3).devices[i] for i in (0, 2))
+    with pytest.raises(
+        ringmem.NotSupportedError, match=r"'cpu:0'.*another device.*with simulation"
+    ):
+        pickle.dumps(first)
+    with pytest.raises(ringmem.NotSupportedError, match=r"'cpu:2'.*no device"):
+        pickle.dumps([third])
 
 
 def test_synchronize_waits_for_everything():

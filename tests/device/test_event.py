@@ -1,5 +1,7 @@
 """Events: recorded, waited for, measured between."""
 
+import copy
+import pickle
 import threading
 import time
 
@@ -170,9 +172,32 @@ def test_every_use_after_close_is_a_closed_error(device):
         lambda: stream.wait(event),
         lambda: stream.record(event),
     ):
-        with pytest.raises(ringmem.ClosedError, match="closed"):
+        with pytest.raises(ringmem.ClosedError, match="closed; create another"):
             use()
     assert "closed" in repr(event)
+
+
+def test_close_raises_what_went_wrong_and_closes(faulty):
+    event = ringmem.devices_of(faulty)[0].create_event()
+    faulty.fail("event_destroy", when="after")
+    with pytest.raises(ringmem.DriverError, match="cuEventDestroy"):
+        event.close()
+    assert event.closed
+    event.close()
+
+
+def test_an_event_is_neither_copied_nor_pickled(device):
+    for act in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(ringmem.NotSupportedError, match="<Event .*create another"):
+            act(device.create_event())
+
+
+def test_an_event_that_was_never_made_has_a_repr():
+    class Mine(ringmem.Event):
+        def __init__(self):
+            """Without super().__init__()."""
+
+    assert repr(Mine()) == "<Mine, never initialized>"
 
 
 def test_an_event_closes_with_its_block_and_its_object(faulty):

@@ -108,6 +108,11 @@ def test_a_destroyed_foreign_stream_is_closed(device):
         as_stream(protocol_method(handle), device)
 
 
+def test_a_handle_that_never_was_is_named_with_what_would_do(device):
+    with pytest.raises(ringmem.ClosedError, match="^stream is 3: .*: give an open stream of cpu:0"):
+        ringmem.empty(3, device=device, stream=3)
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -117,6 +122,8 @@ def test_a_destroyed_foreign_stream_is_closed(device):
         1 << 64,
         True,
         object(),
+        ringmem.Stream,
+        protocol_attribute,
         like("handle", "x"),
         like("cuda_stream", None),
         type("Broken", (), {"__cuda_stream__": 3})(),

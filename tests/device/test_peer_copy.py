@@ -49,7 +49,7 @@ def pattern(nbytes, seed=0):
 def test_the_plan_picks_the_shortest_way(dst, src, linked, same_driver, route):
     plan = plan_copy(dst, src, 1000, linked=linked, same_driver=same_driver)
     assert plan.route is route
-    assert plan.chunks == ((0, 1000),)
+    assert list(plan.chunks) == [(0, 1000)]
     assert dst in plan.reason
 
 
@@ -62,6 +62,17 @@ def test_the_chunks_of_a_plan_cover_the_range_once(nbytes):
         assert 1 <= length <= 64
         ends.append(offset + length)
     assert ends[-1] == nbytes
+    assert len(plan.chunks) == len(ends) - 1
+    assert [plan.chunks[i] for i in range(len(plan.chunks))] == list(plan.chunks)
+    assert plan.chunks[1:] == tuple(plan.chunks)[1:]
+    with pytest.raises(IndexError):
+        plan.chunks[len(plan.chunks)]
+
+
+def test_a_plan_of_any_size_makes_no_chunk_before_it_is_asked_for():
+    plan = plan_copy("a", "b", 1 << 63, linked=False, same_driver=True)
+    assert len(plan.chunks) == (1 << 63) // CHUNK_NBYTES
+    assert plan.chunks[-1] == ((1 << 63) - CHUNK_NBYTES, CHUNK_NBYTES)
 
 
 # --- the act -----------------------------------------------------------------------------------
@@ -235,6 +246,64 @@ def test_a_closed_stream_is_refused(pair):
     stream.close()
     with pytest.raises(ringmem.ClosedError):
         ringmem.copy_peer(4096, pair[0], 4096, pair[1], 64, stream)
+
+
+@pytest.mark.parametrize("distance", [1, -1, 8, -8, 0])
+def test_ranges_that_overlap_are_refused_by_name(device, distance):
+    data = pattern(32)
+    ptr = put(device, data)
+    src, dst = ptr + 16, ptr + 16 + distance
+    with pytest.raises(ringmem.InvalidValueError, match=f"dst_ptr is {dst:#x} and src_ptr is"):
+        ringmem.copy_peer(dst, device, src, device, 9)
+    assert np.array_equal(get(device, ptr, 32), data)
+
+
+@pytest.mark.parametrize("distance", [9, -9, 10])
+def test_ranges_that_touch_are_copied(device, distance):
+    data = pattern(64)
+    ptr = put(device, data)
+    ringmem.copy_peer(ptr + 20 + distance, device, ptr + 20, device, 9)
+    expected = data.copy()
+    expected[20 + distance : 29 + distance] = data[20:29]
+    assert np.array_equal(get(device, ptr, 64), expected)
+
+
+def test_no_bytes_are_refused_wherever_the_ranges_are(device):
+    ptr = put(device, pattern(64))
+    for src in (ptr, ptr + 32):
+        with pytest.raises(ringmem.InvalidValueError, match="nbytes is 0: copy at least one"):
+            ringmem.copy_peer(ptr, device, src, device, 0)
+
+
+@pytest.mark.parametrize("nbytes", [1 << 80, 1 << 64, 1 << 63, (1 << 63) - 1, 1 << 45])
+@pytest.mark.parametrize("peers", [True, False])
+def test_more_than_there_can_be_is_refused_and_the_device_stays_usable(peers, nbytes):
+    a, b = ringmem.simulate(devices=2, peers=peers, capacity="64 MiB").devices
+    data = pattern(64)
+    src, dst = put(a, data), put(b, np.zeros(64, np.uint8))
+    for ends in ((dst, b, src, a), (src, a, dst, a)):
+        with pytest.raises(ringmem.InvalidValueError, match=f"nbytes is {nbytes}: cpu:"):
+            ringmem.copy_peer(*ends, nbytes)
+    ringmem.copy_peer(dst, b, src, a, 64)
+    assert np.array_equal(get(b, dst, 64), data)
+
+
+@pytest.mark.parametrize("large", [0, 1])
+def test_the_smaller_device_bounds_a_copy_whichever_end_it_is(large, monkeypatch):
+    monkeypatch.setattr("ringmem.device.peer_copy._host_nbytes", lambda: 1 << 20)
+    ends = [ringmem.simulate(capacity="64 MiB").devices[0] for _ in range(2)]
+    ends[large] = ringmem.simulate(capacity="16 TiB", name="large").devices[0]
+    with pytest.raises(ringmem.InvalidValueError, match="65 MiB of memory together"):
+        ringmem.copy_peer(4096, ends[0], 1 << 40, ends[1], (65 << 20) + 1)
+
+
+def test_the_size_of_the_memory_is_asked_once():
+    driver = _native.FaultyDriver(_native.HostDriver("devices=2,capacity=64MiB"))
+    a, b = ringmem.devices_of(driver)
+    src, dst = put(a, pattern(64)), put(b, pattern(64))
+    for _ in range(3):
+        ringmem.copy_peer(dst, b, src, a, 64)
+    assert driver.calls["memory_info"] == 2
 
 
 # --- faults ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import ringmem
@@ -95,12 +96,17 @@ def test_peers_are_all_none_or_the_pairs_given():
         ({"devices": True}, "devices is True"),
         ({"capacity": "much"}, "capacity is 'much'"),
         ({"capacity": -1}, "capacity is -1"),
-        ({"capacity": 0}, "capacity=0"),
-        ({"granularity": 3000}, "granularity=3000"),
+        ({"capacity": 0}, "capacity is 0: give one granule"),
+        ({"granularity": 3000}, "granularity is 3000: give a power of two"),
         ({"granularity": "x"}, "granularity is 'x'"),
         ({"latency_s": -1}, "latency_s is -1"),
         ({"latency_s": float("nan")}, "latency_s is nan"),
         ({"latency_s": "1"}, "latency_s is '1'"),
+        ({"latency_s": True}, "latency_s is True"),
+        ({"latency_s": np.bool_(True)}, "latency_s is np.True_"),
+        ({"latency_s": 3601}, "latency_s is 3601: give seconds from 0 to 3600"),
+        ({"devices": 2.0}, "devices is 2.0"),
+        ({"devices": 2, "peers": [(True, False)]}, r"peers holds \(True, False\)"),
         ({"strict": 1}, "strict is 1"),
         ({"pools": None}, "pools is None"),
         ({"peers": [(0, 0)]}, r"peers holds \(0, 0\)"),
@@ -116,6 +122,24 @@ def test_peers_are_all_none_or_the_pairs_given():
 def test_a_setting_that_makes_no_sense_is_named_with_its_value(settings, named):
     with pytest.raises(ringmem.InvalidValueError, match=named):
         ringmem.simulate(**settings)
+
+
+def test_numbers_of_numpy_are_numbers():
+    simulation = ringmem.simulate(
+        devices=np.int64(3),
+        latency_s=np.float32(0.25),
+        peers=[(np.uint8(0), np.int32(2))],
+        strict=np.bool_(True),
+    )
+    a, b, c = simulation.devices
+    assert ringmem.can_access_peer(a, c)
+    assert not ringmem.can_access_peer(a, b)
+    assert not a.host_accessible
+    stream = a.create_stream()
+    begin = time.monotonic()
+    a.driver.fill_async(0, a.driver.mem_alloc(0, 64), 1, 1, 64, stream.handle)
+    stream.synchronize(timeout_s=np.float32(10))
+    assert time.monotonic() - begin >= 0.25
 
 
 def test_a_simulation_takes_its_threads_with_it():
@@ -160,8 +184,8 @@ def test_the_environment_configures_the_cpu_devices():
 def test_an_environment_that_makes_no_sense_is_an_error_that_quotes_it(setting):
     result = run_with(setting, "import ringmem; ringmem.devices('cpu')")
     assert result.returncode != 0
-    assert "InvalidValueError" in result.stderr
-    assert setting.split("=")[0] in result.stderr
+    assert f'InvalidValueError: RINGMEM_SIMULATE is "{setting}": ' in result.stderr
+    assert ": give " in result.stderr or "; give " in result.stderr
 
 
 def test_product_names_tell_simulated_devices_apart():

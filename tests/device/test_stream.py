@@ -1,9 +1,13 @@
 """Streams: own, default, and those of other libraries."""
 
+import copy
 import gc
+import pickle
 import signal
 import threading
 import time
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -164,9 +168,24 @@ def test_every_use_after_close_is_a_closed_error(device):
         lambda: as_stream(stream, device),
         lambda: _native.stream_handle(stream, device),
     ):
-        with pytest.raises(ringmem.ClosedError, match="closed"):
+        with pytest.raises(ringmem.ClosedError, match="closed(; create another|: give an open)"):
             use()
     assert "closed" in repr(stream)
+
+
+def test_a_stream_is_neither_copied_nor_pickled(device):
+    for stream in (device.create_stream(), device.default_stream):
+        for act in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(ringmem.NotSupportedError, match="<Stream .*create another"):
+                act(stream)
+
+
+def test_a_stream_that_was_never_made_has_a_repr():
+    class Mine(ringmem.Stream):
+        def __init__(self):
+            """Without super().__init__()."""
+
+    assert repr(Mine()) == "<Mine, never initialized>"
 
 
 # --- waiting -----------------------------------------------------------------------------------
@@ -199,11 +218,18 @@ def test_an_endless_timeout_is_one(blocked):
 
 
 @pytest.mark.parametrize(
-    "bad", [-1, float("nan"), -0.001, "x", [], pytest.param(1 << 2000, id="huge")]
+    "bad",
+    [-1, float("nan"), -0.001, "x", [], True, np.bool_(0), pytest.param(1 << 2000, id="huge")],
 )
 def test_a_timeout_that_is_none_is_refused(device, bad):
-    with pytest.raises(ringmem.InvalidValueError, match="timeout_s is "):
-        device.create_stream().synchronize(timeout_s=bad)
+    for waits in (device.create_stream(), device.create_event()):
+        with pytest.raises(ringmem.InvalidValueError, match="timeout_s is "):
+            waits.synchronize(timeout_s=bad)
+
+
+@pytest.mark.parametrize("real", [1, np.float32(1), np.int8(1), Fraction(1, 3), Decimal("0.5")])
+def test_any_real_number_is_a_timeout(device, real):
+    device.create_stream().synchronize(timeout_s=real)
 
 
 @pytest.mark.parametrize("timeout_s", [None, 10])
@@ -257,6 +283,18 @@ def test_a_stream_waits_for_a_foreign_one_of_another_device(pair, blocked):
     assert not other.query()
     blocked.open()
     other.synchronize(timeout_s=10)
+
+
+@pytest.mark.parametrize("bad", [None, "x", True, ringmem.Stream, ringmem.Event])
+def test_what_is_neither_event_nor_stream_cannot_be_waited_for(device, bad):
+    with pytest.raises(ringmem.InvalidValueError, match="give an Event, a Stream,") as caught:
+        device.create_stream().wait(bad)
+    assert str(caught.value).startswith(f"other is {bad!r}: ")
+
+
+def test_a_handle_to_wait_for_that_is_no_stream_is_named(device):
+    with pytest.raises(ringmem.ClosedError, match="other is 3: .*: give an open stream of cpu:0"):
+        device.create_stream().wait(3)
 
 
 def test_streams_of_two_drivers_cannot_wait_for_each_other(device):

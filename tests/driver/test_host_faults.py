@@ -134,12 +134,13 @@ def test_a_driver_waits_for_a_host_function_that_wants_the_gil() -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ("devices=0", "devices=0"),
-        ("devices=many", "devices=many"),
-        ("capacity=1XiB", "capacity=1XiB"),
-        ("latency_s=-1", "latency_s"),
-        ("colour=red", "colour"),
-        ("devices", "devices"),
+        ("devices=0", "devices is 0: give a number of devices from 1 to 32"),
+        ("devices=many", "devices is many: give"),
+        ("capacity=1XiB", "capacity is 1XiB: give"),
+        ("latency_s=-1", "latency_s is -1.* give 0 to 3600 seconds"),
+        ("latency_s=", "latency_s is empty: give"),
+        ("colour=red", "colour is red: no such setting; give one of devices, capacity"),
+        ("devices", '"devices" has no value: give key=value'),
     ],
 )
 def test_a_wrong_setting_is_named(settings: str, named: str) -> None:

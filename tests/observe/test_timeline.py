@@ -64,6 +64,8 @@ def test_png_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path: Path
         curve.save(tmp_path / "no" / "such.png")
     with pytest.raises(InvalidValueError, match="cannot be written"):
         curve.save(tmp_path / "t.nonsense")
+    with pytest.raises(InvalidValueError, match="path is '': give the name of a .png file"):
+        curve.save("")
     assert list(tmp_path.iterdir()) == []
 
 

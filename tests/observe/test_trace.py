@@ -119,8 +119,13 @@ def test_files_that_are_no_trace_are_refused(tmp_path: Path) -> None:
         Trace.load(tmp_path)
     text = tmp_path / "text.npz"
     text.write_text("kind,id,size\n")
-    with pytest.raises(InvalidValueError, match="cannot be read"):
+    with pytest.raises(
+        InvalidValueError, match="cannot be read .* kind, id, size, stream"
+    ) as caught:
         Trace.load(text)
+    assert "pickle" not in str(caught.value)
+    with pytest.raises(InvalidValueError, match="path is '': give the name of an .npz file"):
+        Trace.load("")
     single = tmp_path / "single.npy"
     np.save(single, np.arange(4))
     with pytest.raises(InvalidValueError, match="single array"):

@@ -222,8 +222,9 @@ def test_a_busy_stream_is_waited_for_so_long():
     tag.sleep()  # the buffer's own stream is known
     tag.wake()
     assert np.all(buffer.to_numpy() == 5)
-    with pytest.raises(InvalidValueError, match="timeout_s"):
-        tag.sleep(timeout_s=-1)
+    for bad in (-1, True, "x"):
+        with pytest.raises(InvalidValueError, match=f"timeout_s is {bad!r}"):
+            tag.sleep(timeout_s=bad)
     del buffer
     tag.close()
 

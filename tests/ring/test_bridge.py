@@ -144,7 +144,7 @@ def test_what_was_not_flushed_has_not_arrived():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
-@pytest.mark.parametrize("timeout_s", [float("nan"), -1, "x"])
+@pytest.mark.parametrize("timeout_s", [float("nan"), -1, "x", True])
 def test_a_timeout_that_is_no_time_is_refused(strategy, timeout_s):
     with RingBufferBridge(MESSAGE, 8, "cpu", strategy=strategy) as bridge:
         with pytest.raises(InvalidValueError, match=f"timeout_s={timeout_s!r} must be seconds"):

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
 import handlers_for_tests as h
@@ -79,7 +80,7 @@ def test_call_after_the_end_of_async_with_says_that_the_kernel_is_closed() -> No
 
 
 # --- times -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("timeout_s", [float("nan"), -1, "x"])
+@pytest.mark.parametrize("timeout_s", [float("nan"), -1, "x", True])
 @pytest.mark.parametrize("method", ["start", "pause", "drain", "terminate"])
 def test_a_timeout_that_is_no_time_is_refused_and_changes_nothing(
     method: str, timeout_s: object
@@ -218,8 +219,10 @@ def test_call_takes_its_timeout_by_position_as_well() -> None:
     with h.native_echo() as kernel:
         assert h.first(kernel.call(h.message(1), 5.0)) == 4
         assert h.first(kernel.call(h.message(1), None)) == 4
-        with pytest.raises(InvalidValueError, match="timeout_s=-1"):
-            kernel.call(h.message(1), -1)
+        assert h.first(kernel.call(h.message(1), Fraction(5))) == 4
+        for bad in (-1, "x", True, float("nan")):
+            with pytest.raises(InvalidValueError, match=f"timeout_s is {bad!r}: give seconds"):
+                kernel.call(h.message(1), bad)
         with pytest.raises(TypeError, match="timeout_s twice"):
             kernel.call(h.message(1), 5.0, timeout_s=5.0)
         with pytest.raises(TypeError, match="one message and a timeout_s"):

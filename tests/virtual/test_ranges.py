@@ -17,6 +17,7 @@ from ringmem.native import _native
 from ringmem.virtual import (
     AddressRange,
     HostNode,
+    MappedRange,
     PhysicalMemory,
     allocation_granularity,
     live_mappings,
@@ -317,3 +318,17 @@ def test_a_failed_map_leaves_room_for_the_next(device, faulty, page):
     view = addresses.map(memory).view(4)
     view.fill(1)
     assert np.all(view.to_numpy() == 1)
+
+
+def test_what_its_makers_make_is_not_made_by_hand(device, page):
+    for wrong, instead in (
+        (
+            lambda: PhysicalMemory(page, device=device),
+            r"use PhysicalMemory\.create\(device, nbytes\)",
+        ),
+        (lambda: PhysicalMemory(device, page), r"use PhysicalMemory\.create"),
+        (lambda: AddressRange(page, device), r"use AddressRange\.reserve\(device, nbytes\)"),
+        (lambda: MappedRange(page, None, None), r"use AddressRange\.map\(physical\)"),
+    ):
+        with pytest.raises(InvalidValueError, match=instead):
+            wrong()

@@ -209,6 +209,15 @@ def test_a_server_that_does_not_answer_is_a_timeout(buffer, device):
         attach(ticket, device)
 
 
+def test_the_time_for_an_answer_is_any_real_number_above_0(buffer, device):
+    ticket = buffer.share()
+    for bad in (0, -1, True, "x", float("nan")):
+        with pytest.raises(InvalidValueError, match=f"timeout_s is {bad!r}: give seconds"):
+            attach(ticket, device, timeout_s=bad)
+    for endless in (np.float32(10), float("inf")):
+        attach(buffer.share(), device, timeout_s=endless).close()
+
+
 def test_garbage_on_the_socket_harms_nobody(buffer, device):
     address = "\0" + courier().address[1:]
     for message in (b"x", b"", os.urandom(200), b"ringmem-attach-1"):

@@ -183,6 +183,8 @@ class Buffer(_native.BufferBase):
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
+        if not _native.is_ready(self):
+            return f"<{type(self).__name__}, never initialized>"
         text = f"{type(self).__name__} {self.shape} {self.dtype} on {self.device.name}"
         try:
             text += f", {format_nbytes(self.nbytes)} at {self.ptr:#x}"

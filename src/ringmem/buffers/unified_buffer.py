@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from ringmem.buffers.arguments import flag
 from ringmem.buffers.base import Buffer
 from ringmem.buffers.kinds import Kind
 from ringmem.buffers.pinned_buffer import _device_for
 from ringmem.device import Device
+from ringmem.device.scalars import to_integer
 from ringmem.native import _native
 from ringmem.native.errors import DriverError, InvalidValueError, NotSupportedError
 
@@ -260,8 +261,8 @@ class UnifiedBuffer(Buffer):
         NotSupportedError
             The device cannot.
         """
-        count = self.nbytes if nbytes is None else nbytes
-        if not isinstance(count, int) or not 0 <= count <= self.nbytes:
+        count = self.nbytes if nbytes is None else to_integer(nbytes)
+        if count is None or not 0 <= count <= self.nbytes:
             raise InvalidValueError(
                 f"nbytes is {nbytes!r}: give 0 to {self.nbytes}, the bytes of the buffer"
             )
@@ -272,7 +273,7 @@ class UnifiedBuffer(Buffer):
                 return
             _native.buffer_note_use(self, owner or self.device.default_stream)
             self.device.driver.prefetch(
-                self.device.ordinal, self.ptr, count, self._location(to), handle
+                self.device.ordinal, self.ptr, count, self._location(to, "to"), handle
             )
 
     def advise(self, advice: str, location: Device | Literal["host"] | None = None) -> None:
@@ -301,7 +302,7 @@ class UnifiedBuffer(Buffer):
                     self.ptr,
                     self.nbytes,
                     _ADVICE[advice],
-                    self._location(location),
+                    self._location(location, "location"),
                 )
 
     def discard(self, stream: object | None = None) -> None:
@@ -321,14 +322,18 @@ class UnifiedBuffer(Buffer):
                 _native.buffer_note_use(self, owner or self.device.default_stream)
                 self.device.driver.discard(self.device.ordinal, self.ptr, self.nbytes, handle)
 
-    def _location(self, place: Device | str | None) -> _native.Location:
-        if place == "host":
+    def _location(self, place: Device | str | None, argument: str) -> _native.Location:
+        if isinstance(place, str) and place == "host":
             return _native.Location(_native.LocationKind.host, 0)
-        device = self.device if place is None else Device(cast(Any, place))
+        if place is not None and not isinstance(place, Device | str):
+            raise InvalidValueError(
+                f"{argument} is {place!r}: give 'host', a Device, or the name of one"
+            )
+        device = self.device if place is None else Device(place)
         if device.driver is not self.device.driver:
             raise InvalidValueError(
-                f"{device.name} belongs to another driver than {self.device.name}: give 'host' or "
-                f"a device of {self.device.platform}"
+                f"{argument} is {_native.name_beside(device, self.device)}, but the buffer is on "
+                f"{self.device.name}: give 'host' or a device of the buffer's driver"
             )
         if not device.capabilities.concurrent_managed_access:
             raise NotSupportedError(

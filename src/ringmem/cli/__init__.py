@@ -7,6 +7,9 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line of this process; ends with :class:`SystemExit`."""
-    from ringmem.cli.app import app
+    from ringmem.cli.output import checked_output
 
-    app(prog_name="ringmem")
+    with checked_output():
+        from ringmem.cli.app import app
+
+        app(prog_name="ringmem")

@@ -7,8 +7,6 @@ Errors that ringmem raises on purpose are one line on stderr; a traceback means 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Annotated
 import typer
 
 from ringmem.cli.bench import bench
+from ringmem.cli.options import file_path
 from ringmem.native.errors import (
     InvalidDeviceError,
     InvalidValueError,
@@ -46,7 +45,6 @@ def errors_in_one_line() -> Iterator[None]:
     """Turn what can go wrong on purpose into a line on stderr and an exit code."""
     try:
         yield
-        sys.stdout.flush()
     except (InvalidValueError, InvalidDeviceError, NotInitializedError) as error:
         # No such device, no driver for it, no such file: the command asked for what is not there.
         raise fail(error, WRONG_INPUT) from None
@@ -54,10 +52,6 @@ def errors_in_one_line() -> Iterator[None]:
         raise fail(error, FAILED) from None
     except KeyboardInterrupt:
         raise fail("interrupted", INTERRUPTED) from None
-    except BrokenPipeError:
-        # Whoever read our output has gone; give the interpreter a place to flush to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(FAILED) from None
 
 
 def fail(error: object, code: int) -> typer.Exit:
@@ -126,12 +120,15 @@ def demo(
     trace: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="An allocation trace (.npz).  [default: the shipped one]"
+            parser=file_path,
+            metavar="FILE",
+            help="An allocation trace (.npz).  [default: the shipped one]",
         ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
+            parser=file_path,
             metavar="PNG",
             help="Where to draw the timeline.  [default: ringmem-demo.png, if matplotlib is there "
             "and --json is not given]",
@@ -160,7 +157,12 @@ def demo(
 def replay(
     trace: Annotated[
         Path | None,
-        typer.Argument(metavar="TRACE", help="An allocation trace (.npz).", show_default=False),
+        typer.Argument(
+            parser=file_path,
+            metavar="TRACE",
+            help="An allocation trace (.npz).",
+            show_default=False,
+        ),
     ] = None,
     device: Annotated[
         str | None,
@@ -199,7 +201,8 @@ def replay(
     ] = 0,
     repetitions: Annotated[int, typer.Option(help="Play the trace this many times.")] = 1,
     plot: Annotated[
-        Path | None, typer.Option(metavar="PNG", help="Draw live and reserved bytes there.")
+        Path | None,
+        typer.Option(parser=file_path, metavar="PNG", help="Draw live and reserved bytes there."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

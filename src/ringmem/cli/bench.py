@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ringmem.cli.options import file_path
+
 __all__ = ["bench"]
 
 bench = typer.Typer(help="Measure, beside other libraries where these are installed.")
@@ -91,7 +93,10 @@ def ring(
         int, typer.Option(min=1, help="Ring pairs of the figure for all rings together.")
     ] = 1,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the latency histogram into a file.")
+        Path | None,
+        typer.Option(
+            parser=file_path, metavar="FILE", help="Draw the latency histogram into a file."
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, and nothing else on stdout.")

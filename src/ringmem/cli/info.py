@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.padding import Padding
 from rich.table import Table
 
 from ringmem.observe import format_nbytes
 
 __all__ = ["show"]
+
+_PADDING = 2  # characters on each side of a column
+_NARROWEST = 24  # characters of a column of values that can be read
 
 
 def show(found: dict[str, Any]) -> None:
@@ -30,23 +34,39 @@ def show(found: dict[str, Any]) -> None:
         console.print()
         _peers(console, found["peers"])
     console.print("\nPackages", style="bold")
-    table = _plain_table(2)
-    for name, version in found["packages"].items():
-        table.add_row(name, version or "not installed")
-    console.print(table)
+    rows = [_Row(name, version or "not installed") for name, version in found["packages"].items()]
+    _rows(console, rows)
     if found["missing"]:
         console.print("\nNot here", style="bold")
-        table = _plain_table(3)
-        for entry in found["missing"]:
-            table.add_row(entry["what"], entry["for"], entry["how"])
-        console.print(table)
+        _rows(console, [_Row(e["what"], e["for"], e["how"]) for e in found["missing"]])
 
 
-def _plain_table(columns: int) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=True, padding=(0, 2))
+class _Row:
+    """A name and its values; without a name it goes on with the row above, less brightly."""
+
+    def __init__(self, name: str, *values: str) -> None:
+        self.name = name
+        self.values = values
+        self.style = "" if name else "dim"
+
+
+def _rows(console: Console, rows: list[_Row]) -> None:
+    """Print a table, or where its columns would be too narrow each value under its name."""
+    columns = 1 + len(rows[0].values)
+    names = max(len(row.name) for row in rows)
+    if (console.width - names) // (columns - 1) - 2 * _PADDING < _NARROWEST:
+        for row in rows:
+            if row.name:
+                console.print(Padding(row.name, (0, 0, 0, _PADDING)))
+            for value in row.values:
+                console.print(Padding(value, (0, 0, 0, 2 * _PADDING), style="dim"))
+        return
+    table = Table(box=None, show_header=False, pad_edge=True, padding=(0, _PADDING))
     for number in range(columns):
         table.add_column(no_wrap=number == 0, overflow="fold")
-    return table
+    for row in rows:
+        table.add_row(row.name, *row.values, style=row.style)
+    console.print(table)
 
 
 def _device(console: Console, device: dict[str, Any]) -> None:
@@ -55,25 +75,22 @@ def _device(console: Console, device: dict[str, Any]) -> None:
         return
     console.print(f"{device['name']}  {device['product_name']}", style="bold")
     memory, visibility = device["memory"], device["memory_visibility"]
-    table = _plain_table(2)
-    table.add_row(
-        "memory",
-        f"{format_nbytes(memory['free'])} free of {format_nbytes(memory['total'])}",
-    )
-    table.add_row("memory visibility", visibility["visibility"])
-    for reason in visibility["reasons"]:
-        table.add_row("", reason, style="dim")
+    rows = [
+        _Row("memory", f"{format_nbytes(memory['free'])} free of {format_nbytes(memory['total'])}"),
+        _Row("memory visibility", visibility["visibility"]),
+        *(_Row("", reason) for reason in visibility["reasons"]),
+    ]
     yes: list[str] = []
     no: list[str] = []
     for name, value in device["capabilities"].items():
         if isinstance(value, bool):
             (yes if value else no).append(name)
         else:
-            table.add_row(name, _value(name, value))
-    table.add_row("can", ", ".join(yes) or "nothing")
-    table.add_row("cannot", ", ".join(no) or "nothing lacks")
-    table.add_row("uuid", device["uuid"])
-    console.print(table)
+            rows.append(_Row(name, _value(name, value)))
+    rows.append(_Row("can", ", ".join(yes) or "nothing"))
+    rows.append(_Row("cannot", ", ".join(no) or "nothing lacks"))
+    rows.append(_Row("uuid", device["uuid"]))
+    _rows(console, rows)
 
 
 def _value(name: str, value: Any) -> str:
@@ -82,6 +99,14 @@ def _value(name: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         return ".".join(str(part) for part in value)
     return "none" if value is None else str(value)
+
+
+def _endless(console: Console) -> ConsoleOptions:
+    return console.options.update(max_width=1 << 20)
+
+
+def _reach(can: bool, enabled: bool) -> str:
+    return "enabled" if enabled else "possible" if can else "-"
 
 
 def _peers(console: Console, peers: dict[str, Any]) -> None:
@@ -94,6 +119,12 @@ def _peers(console: Console, peers: dict[str, Any]) -> None:
     for name in peers["devices"]:
         table.add_column(name)
     for name, can, on in zip(peers["devices"], peers["can_access"], peers["enabled"], strict=True):
-        words = ["enabled" if e else "possible" if c else "-" for c, e in zip(can, on, strict=True)]
+        words = [_reach(c, e) for c, e in zip(can, on, strict=True)]
         table.add_row(name, *words)
-    console.print(table)
+    if console.measure(table, options=_endless(console)).maximum <= console.width:
+        console.print(table)
+        return
+    for name, can, on in zip(peers["devices"], peers["can_access"], peers["enabled"], strict=True):
+        console.print(f"{name} reaches")
+        for peer, c, e in zip(peers["devices"], can, on, strict=True):
+            console.print(f"  {peer}: {_reach(c, e)}")

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from ringmem.device import platforms
+from ringmem.device.allocator_scope import AllocatorScope
 from ringmem.device.capabilities import Capabilities, read_capabilities
 from ringmem.device.event import Event
 from ringmem.device.stream import Stream
 from ringmem.native import _native
-from ringmem.native.errors import InvalidDeviceError, InvalidValueError, NotSupportedError
+from ringmem.native.errors import (
+    DriverError,
+    InvalidDeviceError,
+    InvalidValueError,
+    NotSupportedError,
+    RingmemError,
+)
 from ringmem.native.locks import Lock
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ringmem.device.visibility import VisibilityDecision
 
 __all__ = ["Device", "MemoryInfo", "default_device", "devices"]
@@ -39,7 +43,9 @@ class Device(_native.DeviceBase):
 
     There is one object a device, so ``Device("cpu") is Device("cpu:0")``; it can be compared,
     hashed, used from any thread, and pickled by its name (which a process without that device
-    cannot load). Making one initializes the driver, but allocates nothing.
+    cannot load, and which is refused where the name means another device, as that of a simulation
+    outside its ``with``). A copy is the device itself. Making one initializes the driver, but
+    allocates nothing.
 
     Parameters
     ----------
@@ -263,7 +269,23 @@ class Device(_native.DeviceBase):
 
         return decide_for(self, echo=echo, timeout_s=timeout_s)
 
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
     def __reduce__(self) -> tuple[type[Device], tuple[str]]:
+        try:
+            named: Device | None = platforms.device_named(self.name)
+        except RingmemError:
+            named = None
+        if named is not self:
+            raise NotSupportedError(
+                f"{self!r} of a simulation or of an own driver cannot be pickled: its name means "
+                f"{'no device' if named is None else 'another device'} now; pickle it inside "
+                "`with simulation:`"
+            )
         return (Device, (self.name,))
 
     def __repr__(self) -> str:
@@ -281,42 +303,6 @@ def as_device(device: Device | str | None, argument: str = "device") -> Device:
     raise InvalidValueError(
         f"{argument} is {device!r}: give a Device or a name such as 'cuda:0' or 'cpu'"
     )
-
-
-class AllocatorScope:
-    """What :meth:`Device.use` returns: nothing changes before the ``with`` that enters it.
-
-    Enter and leave it on one thread.
-    """
-
-    def __init__(self, device: Device, allocator: object) -> None:
-        self._device = device
-        self._allocator = allocator
-        self._entered = False
-
-    def __enter__(self) -> Device:
-        self._entered = True
-        self._device.push_allocator(self._allocator)
-        return self._device
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._device.pop_allocator()
-
-    def __del__(self) -> None:
-        if not self._entered:
-            warnings.warn(
-                f"{self._device.name}.use(…) changes nothing outside a with statement",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-    def __repr__(self) -> str:
-        return f"<AllocatorScope of {self._device.name}, for a with: {self._allocator!r}>"
 
 
 def devices(platform: str | None = None) -> list[Device]:
@@ -391,5 +377,13 @@ def _find_default(wanted: str | None) -> Device:
     if platforms.is_replaced("cpu"):
         return platforms.device_named("cpu:0")
     if wanted:
-        return platforms.device_named(wanted)
+        try:
+            return platforms.device_named(wanted)
+        except DriverError as error:
+            raise type(error)(
+                f"RINGMEM_DEVICE is {wanted!r}: {error}",
+                operation=error.operation,
+                code=error.code,
+                name=error.name,
+            ) from error
     return platforms.device_named("cuda:0" if platforms.device_count("cuda") else "cpu:0")

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringmem.device.pinned import give_back_pinned, take_pinned
+from ringmem.device.scalars import to_seconds
 from ringmem.native.errors import InvalidValueError, NotSupportedError, RingmemError
 
 if TYPE_CHECKING:
@@ -63,11 +64,8 @@ def run_echo(device: Device, *, timeout_s: float = 1.0) -> EchoResult:
     DriverError
         The driver failed.
     """
-    try:
-        positive = math.isfinite(timeout_s) and timeout_s > 0
-    except (TypeError, OverflowError):
-        positive = False
-    if not positive:
+    limit_s = to_seconds(timeout_s)
+    if limit_s is None or not 0 < limit_s < math.inf:
         raise InvalidValueError(f"timeout_s is {timeout_s!r}: give a positive number of seconds")
     block = take_pinned(device, _BLOCK_NBYTES)
     settled = True
@@ -75,9 +73,9 @@ def run_echo(device: Device, *, timeout_s: float = 1.0) -> EchoResult:
         stream = device.create_stream()
         try:
             settled = False
-            return _ask(device, stream, block.ptr, timeout_s)
+            return _ask(device, stream, block.ptr, limit_s)
         finally:
-            settled = _release(device, stream, block.ptr, timeout_s)
+            settled = _release(device, stream, block.ptr, limit_s)
             stream.close()
     except NotSupportedError as error:
         return EchoResult(None, None, f"no echo test: {error}")

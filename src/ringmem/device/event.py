@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ringmem.native import _native
 from ringmem.native.closing import Closing
+from ringmem.native.errors import NotSupportedError
 
 if TYPE_CHECKING:
     from ringmem.device.device import Device
@@ -140,10 +141,22 @@ class Event(_native.EventBase, Closing):
         """Destroy the event. Idempotent; waits that are queued on it stay in force.
 
         Call it when no other thread is in a call that uses the event.
+
+        Raises
+        ------
+        DriverError
+            The driver could not destroy it. The event is closed all the same.
         """
         super().close()
 
+    def __reduce__(self) -> Any:
+        raise NotSupportedError(
+            f"{self!r} cannot be copied or pickled: it is this process's; create another"
+        )
+
     def __repr__(self) -> str:
+        if not _native.is_ready(self):
+            return f"<{type(self).__name__}, never initialized>"
         state = "recorded" if self.recorded else "never recorded"
         if self.closed:
             state = "closed"

@@ -6,13 +6,16 @@ through two pinned chunks, so that one is filled while the other is emptied.
 
 from __future__ import annotations
 
-import operator
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from ringmem.device.device import as_device
 from ringmem.device.peers import can_access_peer
+from ringmem.device.scalars import to_integer
+from ringmem.device.sizes import format_nbytes
 from ringmem.device.staging import CHUNK_NBYTES, Endpoint, staged_copy
 from ringmem.device.stream import as_stream
 from ringmem.native import _native
@@ -44,6 +47,38 @@ class CopyRoute(Enum):
 
 
 @dataclass(frozen=True)
+class Chunks(Sequence[tuple[int, int]]):
+    """The pieces of a range, each made when it is asked for.
+
+    Attributes
+    ----------
+    nbytes : int
+        Of the whole range, at least 1.
+    chunk_nbytes : int
+        Of each piece but the last.
+    """
+
+    nbytes: int
+    chunk_nbytes: int
+
+    def __len__(self) -> int:
+        return -(-self.nbytes // self.chunk_nbytes)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[tuple[int, int], ...]: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[int, int] | tuple[tuple[int, int], ...]:
+        places = range(0, self.nbytes, self.chunk_nbytes)[index]
+        return self._at(places) if isinstance(places, int) else tuple(map(self._at, places))
+
+    def _at(self, offset: int) -> tuple[int, int]:
+        return offset, min(self.chunk_nbytes, self.nbytes - offset)
+
+
+@dataclass(frozen=True)
 class CopyPlan:
     """How to copy, and why so.
 
@@ -51,14 +86,14 @@ class CopyPlan:
     ----------
     route : CopyRoute
         The way.
-    chunks : tuple of (int, int)
+    chunks : Chunks
         Offset and length in bytes of each piece; one piece unless staged.
     reason : str
         One sentence for people.
     """
 
     route: CopyRoute
-    chunks: tuple[tuple[int, int], ...]
+    chunks: Chunks
     reason: str
 
 
@@ -118,14 +153,12 @@ def plan_copy(
     chunk_nbytes : int
         Size of a staging chunk.
     """
-    whole = ((0, nbytes),)
+    whole = Chunks(nbytes, nbytes)
     if same_driver and dst == src:
         return CopyPlan(CopyRoute.LOCAL, whole, f"both ends are on {dst}")
     if same_driver and linked:
         return CopyPlan(CopyRoute.PEER, whole, f"{src} and {dst} have a direct link")
-    chunks = tuple(
-        (offset, min(chunk_nbytes, nbytes - offset)) for offset in range(0, nbytes, chunk_nbytes)
-    )
+    chunks = Chunks(nbytes, chunk_nbytes)
     if same_driver:
         return CopyPlan(CopyRoute.STAGED, chunks, f"{src} and {dst} have no direct link")
     return CopyPlan(
@@ -150,7 +183,7 @@ def copy_peer(
     dst_device, src_device : Device or str
         Where the ends are; of any platform.
     nbytes : int
-        How much; at least 1.
+        How much; at least 1, and no more than device and host have memory together.
     stream : stream-like, optional
         A stream of either device; by default the current one of `dst_device`. Earlier work on it
         comes before the copy, later work after.
@@ -164,7 +197,8 @@ def copy_peer(
     Raises
     ------
     InvalidValueError
-        A null address, no bytes, a range beyond the address space, or what is no integer.
+        A null address, no bytes, more than there can be, a range beyond the address space, what is
+        no integer, or ranges that overlap.
     InvalidDeviceError
         There is no such device, or the stream belongs to neither.
     ClosedError
@@ -186,10 +220,11 @@ def copy_peer(
     """
     dst_device = as_device(dst_device, "dst_device")
     src_device = as_device(src_device, "src_device")
-    nbytes = _integer("nbytes", nbytes)
+    nbytes = _size(nbytes, dst_device, src_device)
     dst_ptr = _address("dst_ptr", dst_ptr, nbytes)
     src_ptr = _address("src_ptr", src_ptr, nbytes)
     ordered_on = _stream_of_either(stream, dst_device, src_device)
+    _check_apart(dst_ptr, src_ptr, nbytes)
     same_driver = dst_device.driver is src_device.driver
     plan = plan_copy(
         dst_device.name,
@@ -229,16 +264,53 @@ def _stream_of_either(stream: object | None, dst: Device, src: Device) -> Stream
 
 
 def _integer(argument: str, value: object) -> int:
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise InvalidValueError(f"{argument} is {value!r}: give an integer") from None
+    number = to_integer(value)
+    if number is None:
+        raise InvalidValueError(f"{argument} is {value!r}: give an integer")
+    return number
+
+
+def _size(value: object, dst: Device, src: Device) -> int:
+    nbytes = _integer("nbytes", value)
+    if nbytes < 1:
+        raise InvalidValueError(f"nbytes is {nbytes}: copy at least one byte")
+    for device in (dst, src):
+        most = _most_nbytes(device)
+        if nbytes > most:
+            raise InvalidValueError(
+                f"nbytes is {nbytes}: {device.name} and its host have {format_nbytes(most)} of "
+                "memory together; give the bytes of the smaller range"
+            )
+    return nbytes
+
+
+def _most_nbytes(device: Device) -> int:
+    """Return what no valid range of the device exceeds; asked once.
+
+    Its own memory, and that of the host, where pinned and managed memory may be.
+    """
+    known: int | None = device.__dict__.get("_most_nbytes")
+    if known is None:
+        known = device.memory_info().total + _host_nbytes()
+        device.__dict__["_most_nbytes"] = known
+    return known
+
+
+def _host_nbytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _check_apart(dst_ptr: int, src_ptr: int, nbytes: int) -> None:
+    # Host and devices share one address space, so this holds whatever devices were named.
+    if abs(dst_ptr - src_ptr) < nbytes:
+        raise InvalidValueError(
+            f"dst_ptr is {dst_ptr:#x} and src_ptr is {src_ptr:#x} with nbytes {nbytes}: the ranges "
+            "overlap; give ranges that lie apart, or copy by way of other memory"
+        )
 
 
 def _address(argument: str, value: object, nbytes: int) -> int:
     ptr = _integer(argument, value)
-    if nbytes < 1:
-        raise InvalidValueError(f"nbytes is {nbytes}: copy at least one byte")
     if ptr <= 0 or ptr + nbytes > _MAX_ADDRESS:
         raise InvalidValueError(
             f"{argument} is {ptr:#x} with nbytes {nbytes}: give an address whose range ends within "

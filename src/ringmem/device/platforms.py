@@ -147,9 +147,15 @@ def device_named(name: str) -> Device:
     try:
         count = driver.device_count()
     except NotInitializedError as error:
+        # In a forked child there may be nothing to install: the error says what would do.
+        remedy = (
+            ". Install the NVIDIA driver, let RINGMEM_CUDA_LIBRARY name its libcuda.so.1, or use "
+            "Device('cpu')"
+            if platform == "cuda" and not _native.forks()
+            else ""
+        )
         raise NotInitializedError(
-            f"{name!r} needs a {platform.upper()} driver: {error}. Install the NVIDIA driver, let "
-            "RINGMEM_CUDA_LIBRARY name its libcuda.so.1, or use Device('cpu')",
+            f"{name!r} needs a {platform.upper()} driver: {error}{remedy}",
             operation=error.operation,
             code=error.code,
             name=error.name,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ringmem.device import platforms
+from ringmem.device.scalars import is_bool, to_integer, to_seconds
 from ringmem.device.sizes import parse_nbytes
 from ringmem.native import _native
 from ringmem.native.errors import InvalidValueError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Simulation", "simulate"]
 
 _MAX_DEVICES = 32
+_MAX_LATENCY_S = 3600
 _CAPABILITIES = frozenset(
     {
         "virtual_memory",
@@ -128,19 +129,19 @@ def simulate(
             f"{unknown[0]} is {capabilities[unknown[0]]!r}: no such argument; capabilities "
             f"to switch off are {', '.join(sorted(_CAPABILITIES))}"
         )
-    if (
-        isinstance(devices, bool)
-        or not isinstance(devices, int)
-        or not (1 <= devices <= _MAX_DEVICES)
-    ):
+    count = to_integer(devices)
+    if count is None or not 1 <= count <= _MAX_DEVICES:
         raise InvalidValueError(f"devices is {devices!r}: give 1 to {_MAX_DEVICES}")
-    if not (isinstance(latency_s, int | float) and 0 <= latency_s < math.inf):
-        raise InvalidValueError(f"latency_s is {latency_s!r}: give seconds, 0 or more")
+    late_s = to_seconds(latency_s)
+    if late_s is None or not 0 <= late_s <= _MAX_LATENCY_S:
+        raise InvalidValueError(
+            f"latency_s is {latency_s!r}: give seconds from 0 to {_MAX_LATENCY_S}"
+        )
     settings = {
-        "devices": str(devices),
+        "devices": str(count),
         "capacity": str(parse_nbytes(capacity, "capacity")),
-        "peers": _peers_text(peers, devices),
-        "latency_s": repr(float(latency_s)),
+        "peers": _peers_text(peers, count),
+        "latency_s": repr(late_s),
         "strict": _switch("strict", strict),
         "granularity": str(parse_nbytes(granularity, "granularity")),
         **{key: _switch(key, value) for key, value in capabilities.items()},
@@ -154,20 +155,21 @@ def simulate(
 
 
 def _switch(name: str, value: object) -> str:
-    if not isinstance(value, bool):
+    if not is_bool(value):
         raise InvalidValueError(f"{name} is {value!r}: give True or False")
-    return str(int(value))
+    return str(int(bool(value)))
 
 
 def _peers_text(peers: bool | Iterable[tuple[int, int]], devices: int) -> str:
-    if isinstance(peers, bool):
+    if is_bool(peers):
         return "all" if peers else "none"
     if not isinstance(peers, Iterable):
         raise InvalidValueError(f"peers is {peers!r}: give True, False or pairs of ordinals")
     pairs = []
     for pair in peers:
-        match pair:
-            case (int(a), int(b)) if 0 <= a < devices and 0 <= b < devices and a != b:
+        ordinals = [to_integer(end) for end in pair] if isinstance(pair, Sequence) else []
+        match ordinals:
+            case [int(a), int(b)] if 0 <= a < devices and 0 <= b < devices and a != b:
                 pairs.append(f"{a}-{b}")
             case _:
                 raise InvalidValueError(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from fractions import Fraction
 
+from ringmem.device.scalars import to_integer
 from ringmem.native.errors import InvalidValueError
 
 __all__ = ["format_nbytes", "parse_nbytes"]
@@ -41,21 +41,12 @@ def parse_nbytes(size: int | str, argument: str = "size") -> int:
     >>> parse_nbytes("64 GiB") == 64 << 30
     True
     """
-    nbytes = _from_text(size) if isinstance(size, str) else _from_number(size)
+    nbytes = _from_text(size) if isinstance(size, str) else to_integer(size)
     if nbytes is None or not 0 <= nbytes <= _MAX_NBYTES:
         raise InvalidValueError(
             f"{argument} is {size!r}: give bytes as an integer, or a text such as '8 GiB'"
         )
     return nbytes
-
-
-def _from_number(size: object) -> int | None:
-    if isinstance(size, bool):
-        return None
-    try:
-        return operator.index(size)  # type: ignore[arg-type]
-    except TypeError:
-        return None
 
 
 def _from_text(text: str) -> int | None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any, cast
 
 from ringmem.device.event import Event
+from ringmem.device.stream_handles import OTHER, STREAM, Argument, device_of_handle, handle_of
 from ringmem.native import _native
-from ringmem.native.errors import ClosedError, DriverError, InvalidDeviceError, InvalidValueError
+from ringmem.native.errors import (
+    ClosedError,
+    InvalidDeviceError,
+    InvalidValueError,
+    NotSupportedError,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -16,11 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Stream", "as_stream", "current_stream"]
 
-# CU_STREAM_PER_THREAD; 0 and 1 are the legacy default stream. All exist on every device.
+# CUSTREAM_PER_THREAD; 0 and 1 are the legacy default stream. All exist on every device.
 _LAST_DEFAULT_HANDLE = 2
-# CUDA_ERROR_INVALID_VALUE, INVALID_CONTEXT, INVALID_HANDLE and CONTEXT_IS_DESTROYED: what a driver
-# answers about a handle that is no stream (any more).
-_DEAD_HANDLE = frozenset({1, 201, 400, 709})
 
 
 class Stream(_native.StreamBase):
@@ -140,13 +142,15 @@ class Stream(_native.StreamBase):
             `other` belongs to a different driver (``cpu`` and ``cuda``).
         ClosedError
             This stream or `other` is closed.
+        InvalidValueError
+            `other` is neither an event nor a stream.
         """
         if isinstance(other, _native.EventBase):
             self.wait_event(other)
         elif isinstance(other, _native.StreamBase):
             self.wait_stream(other)
         else:
-            self.wait_stream(_foreign_stream(other, self.device, any_device=True))
+            self.wait_stream(_foreign_stream(other, self.device, OTHER, any_device=True))
 
     def record(self, event: Event | None = None) -> Event:
         """Record an event behind the work submitted so far.
@@ -212,7 +216,14 @@ class Stream(_native.StreamBase):
     ) -> None:
         self.pop()
 
+    def __reduce__(self) -> Any:
+        raise NotSupportedError(
+            f"{self!r} cannot be copied or pickled: it is this process's; create another"
+        )
+
     def __repr__(self) -> str:
+        if not _native.is_ready(self):
+            return f"<{type(self).__name__}, never initialized>"
         kind = "own" if self.owned else "foreign"
         if self.raw_handle <= _LAST_DEFAULT_HANDLE:
             kind = "default"
@@ -286,7 +297,7 @@ def as_stream(stream: object | None, device: Device | str) -> Stream:
             )
         _check_device(stream, stream.device, device)
         return stream
-    return _foreign_stream(stream, _device(device))
+    return _foreign_stream(stream, _device(device), STREAM)
 
 
 def _device(device: Device | str | None) -> Device:
@@ -305,69 +316,16 @@ def _check_device(stream: object, actual: Device, wanted: Device | str) -> None:
         )
 
 
-def _foreign_stream(stream: object, device: Device, *, any_device: bool = False) -> Stream:
-    handle = _handle_of(stream)
+def _foreign_stream(
+    stream: object, device: Device, argument: Argument, *, any_device: bool = False
+) -> Stream:
+    handle = handle_of(stream, argument)
     if handle <= _LAST_DEFAULT_HANDLE:
         return device.default_stream if handle == 0 else Stream._of_handle(device, handle, stream)
-    actual = _device_of_handle(handle, stream, device)
+    actual = device_of_handle(handle, stream, device, argument)
     if not any_device:
         _check_device(stream, actual, device)
     return Stream._of_handle(actual, handle, stream)
-
-
-def _handle_of(stream: object) -> int:
-    """Return the integer handle that a stream-like object carries."""
-    value = _handle_candidate(stream)
-    if value is not None and not isinstance(value, bool):
-        try:
-            handle = operator.index(value)
-        except TypeError:
-            pass
-        else:
-            if 0 <= handle < 1 << 64:
-                return handle
-    raise InvalidValueError(
-        f"stream is {stream!r}: give None, a Stream, an object with __cuda_stream__, a stream of "
-        "PyTorch, CuPy, Numba or cuda.core, or an integer handle"
-    )
-
-
-def _handle_candidate(stream: object) -> Any:
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None:
-        pair = protocol() if callable(protocol) else protocol
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            return None
-        version, handle = pair
-        if version != 0:
-            raise InvalidValueError(
-                f"stream is {stream!r}: version {version} of __cuda_stream__ is unknown; 0 would do"
-            )
-        return handle
-    # Memory and events have a handle, or an address, that is no stream's.
-    if isinstance(stream, _native.EventBase) or hasattr(stream, "__dlpack__"):
-        return None
-    for attribute in ("cuda_stream", "ptr", "handle"):  # PyTorch; CuPy; Numba and cuda.core
-        value = getattr(stream, attribute, None)
-        if value is not None:
-            # Numba wraps the number in a ctypes pointer, whose value is None for 0.
-            return (value.value or 0) if hasattr(value, "value") else value
-    return stream
-
-
-def _device_of_handle(handle: int, stream: object, device: Device) -> Device:
-    from ringmem.device.platforms import device_of
-
-    try:
-        ordinal = device.driver.stream_device(handle)
-    except DriverError as error:
-        if error.code in _DEAD_HANDLE:
-            raise ClosedError(
-                f"{stream!r}: the driver of {device.name} knows no stream {handle:#x}; it was "
-                "destroyed, or belongs to another driver"
-            ) from error
-        raise
-    return device_of(device.driver, ordinal)
 
 
 def _convert(stream: object, device: object) -> Stream:

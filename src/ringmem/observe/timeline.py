@@ -142,6 +142,8 @@ class Timeline:
         InvalidValueError
             The file cannot be written there, or its ending names no picture format.
         """
+        if isinstance(path, str) and not path:
+            raise InvalidValueError("path is '': give the name of a .png file")
         path = Path(path)
         try:
             # Figure alone, without pyplot: no window, no global state, usable from any thread.

@@ -87,6 +87,8 @@ class Trace:
             There is no such file, it is no trace, or its events contradict each other. The message
             names the array and the first event that is wrong.
         """
+        if isinstance(path, str) and not path:
+            raise InvalidValueError("path is '': give the name of an .npz file")
         path = Path(path)
         try:
             arrays = _read(path)
@@ -95,9 +97,12 @@ class Trace:
         except FileNotFoundError:
             raise InvalidValueError(f"trace: there is no file {str(path)!r}") from None
         except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as e:
+            # What NumPy would unpickle is no trace: its advice to allow that is dropped.
+            pickled = "pickle" in str(e)
+            why = f"; one with the arrays {', '.join(_DTYPES)} would do" if pickled else f" ({e})"
             raise InvalidValueError(
-                f"trace: {str(path)!r} cannot be read as an .npz file ({e})"
-            ) from e
+                f"trace: {str(path)!r} cannot be read as an .npz file{why}"
+            ) from (None if pickled else e)
         return cls.from_arrays(name=path.stem, **arrays)
 
     @classmethod

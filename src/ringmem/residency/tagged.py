@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ringmem.device import Device, Stream, as_stream
+from ringmem.device.scalars import to_seconds
 from ringmem.native import _native, errors
 from ringmem.native.errors import InvalidValueError
 from ringmem.residency.exports import (
@@ -273,9 +274,10 @@ class Tag:
             for stream in closed:
                 _native.synchronize_closed(stream)
             return list(plain)
-        if not timeout_s >= 0:
-            raise InvalidValueError(f"timeout_s is {timeout_s}: give seconds, 0 or more, or None")
-        deadline = time.monotonic() + timeout_s
+        limit_s = to_seconds(timeout_s)
+        if limit_s is None or limit_s < 0:
+            raise InvalidValueError(f"timeout_s is {timeout_s!r}: give seconds, 0 or more, or None")
+        deadline = time.monotonic() + limit_s
         waits: list[Callable[[float], None]] = [
             *(partial(_native.synchronize_closed, stream) for stream in closed),
             *(self._stream(*one, named).synchronize for one in plain),

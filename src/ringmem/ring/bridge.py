@@ -193,7 +193,7 @@ class RingBufferBridge(Closing):
             The device wrote a message that does not belong there.
         """
         self._check()
-        check_timeout(timeout_s)
+        timeout_s = check_timeout(timeout_s)
         limit = self.capacity if max is None else max
         mover = self._out.mover
         if mover is None:

@@ -5,12 +5,12 @@ The protocol itself is native. Here are the views, the policies and the words of
 
 from __future__ import annotations
 
-from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from ringmem.device.scalars import to_seconds
 from ringmem.native import errors
 from ringmem.native.closing import Closing
 from ringmem.native.errors import InvalidValueError
@@ -29,12 +29,22 @@ def _count(name: str, value: int) -> int:
     return int(value)
 
 
-def check_timeout(timeout_s: float | None) -> None:
-    """Refuse what is neither None nor seconds from 0 on: a wait until nan would never end."""
-    if timeout_s is not None and not (isinstance(timeout_s, Real) and timeout_s >= 0):
+@overload
+def check_timeout(timeout_s: float) -> float: ...
+
+
+@overload
+def check_timeout(timeout_s: float | None) -> float | None: ...
+
+
+def check_timeout(timeout_s: float | None) -> float | None:
+    """Return seconds from 0 on, or None; a wait until nan would never end."""
+    seconds = None if timeout_s is None else to_seconds(timeout_s)
+    if timeout_s is not None and (seconds is None or seconds < 0):
         raise InvalidValueError(
             f"timeout_s={timeout_s!r} must be seconds from 0 on, or None to wait for good"
         )
+    return seconds
 
 
 class _Endpoint(Closing):

@@ -208,7 +208,7 @@ class RingKernel(KernelLife, Closing):
         TimeoutError
             It did not come up; the launch is taken back.
         """
-        check_timeout(timeout_s)
+        timeout_s = check_timeout(timeout_s)
         with self._lock:
             self._require_process()
             self._refresh()
@@ -230,7 +230,7 @@ class RingKernel(KernelLife, Closing):
         TimeoutError
             A handler did not return in time; the request stands.
         """
-        check_timeout(timeout_s)
+        timeout_s = check_timeout(timeout_s)
         with self._lock:
             self._require_running()
             state = next_state(self._state, KernelEvent.PAUSE)
@@ -260,7 +260,7 @@ class RingKernel(KernelLife, Closing):
         KernelFailedError, CorruptedError
             It ended by itself before.
         """
-        check_timeout(timeout_s)
+        timeout_s = check_timeout(timeout_s)
         with self._lock:
             self._require_process()
             self._refresh()
@@ -291,7 +291,7 @@ class RingKernel(KernelLife, Closing):
         TimeoutError
             A handler does not return. Only the end of its process can end it.
         """
-        check_timeout(timeout_s)
+        timeout_s = check_timeout(timeout_s)
         with self._lock:
             self._require_process()
             self._refresh()

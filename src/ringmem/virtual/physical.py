@@ -7,7 +7,7 @@ import numpy as np
 from ringmem.device import Device
 from ringmem.native import _native
 from ringmem.native.closing import Closing
-from ringmem.native.errors import NotSupportedError
+from ringmem.native.errors import InvalidValueError, NotSupportedError
 from ringmem.virtual.locations import HostNode, checked_nbytes, device_and_location
 from ringmem.virtual.sharing import ShareAccess, Ticket, make_ticket
 
@@ -61,6 +61,10 @@ class PhysicalMemory(Closing):
     """
 
     def __init__(self, core: _native.PhysicalMemory, device: Device) -> None:
+        if not isinstance(core, _native.PhysicalMemory):
+            raise InvalidValueError(
+                f"core is {core!r}: use PhysicalMemory.create(device, nbytes), or import_fd()"
+            )
         self._core = core
         self._device = device
 

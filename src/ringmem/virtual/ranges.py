@@ -38,6 +38,8 @@ class AddressRange(Closing):
     """
 
     def __init__(self, core: _native.AddressRange, device: Device) -> None:
+        if not isinstance(core, _native.AddressRange):
+            raise InvalidValueError(f"core is {core!r}: use AddressRange.reserve(device, nbytes)")
         self._core = core
         self._device = device
 
@@ -158,6 +160,8 @@ class MappedRange:
     def __init__(
         self, core: _native.MappedRange, addresses: AddressRange, physical: PhysicalMemory
     ) -> None:
+        if not isinstance(core, _native.MappedRange):
+            raise InvalidValueError(f"core is {core!r}: use AddressRange.map(physical)")
         self._core = core
         self._range = addresses
         self._physical = physical

@@ -13,6 +13,7 @@ import numpy as np
 
 from ringmem.buffers import DeviceBuffer
 from ringmem.device import Device, devices_of
+from ringmem.device.scalars import to_seconds
 from ringmem.native import _native
 from ringmem.native.closing import Closing
 from ringmem.native.errors import ClosedError, InvalidDeviceError, InvalidValueError
@@ -23,6 +24,8 @@ from ringmem.virtual.views import borrow
 __all__ = ["SharedBuffer", "Ticket", "attach"]
 
 ShareAccess = Literal["read", "readwrite"]
+
+_ENDLESS_S = 1e9  # 30 years; a socket refuses infinity
 
 
 @dataclass(frozen=True)
@@ -168,11 +171,12 @@ def attach(
     access = ticket.access if access is None else access
     if access not in ("read", "readwrite") or (access, ticket.access) == ("readwrite", "read"):
         raise InvalidValueError(f"access is {access!r}: the ticket allows {ticket.access!r}")
-    if not timeout_s > 0:
-        raise InvalidValueError(f"timeout_s is {timeout_s}: give seconds, more than 0")
+    limit_s = to_seconds(timeout_s)
+    if limit_s is None or limit_s <= 0:
+        raise InvalidValueError(f"timeout_s is {timeout_s!r}: give seconds, more than 0")
     home = _home_of(ticket, device)
     user = home if device is None else Device(device)
-    descriptors = fetch(ticket.address, ticket.token, timeout_s)
+    descriptors = fetch(ticket.address, ticket.token, min(limit_s, _ENDLESS_S))
     try:
         if len(descriptors) != len(ticket.handle_nbytes):
             raise InvalidValueError(

@@ -206,6 +206,10 @@ void bind_device(nb::module_& m) {
       .def("pop_allocator", &pop_allocator);
   m.def("name_beside", &name_beside, nb::arg("device"), nb::arg("beside"),
         "`device.name`, and that it is of another driver where `beside` has the same name.");
+  m.def("is_ready", [](nb::handle object) {
+    return nb::inst_check(object) && nb::inst_ready(object);
+  }, nb::arg("object"),
+        "Whether the native part was made: not in a subclass without super().__init__().");
   m.def("environment_value", [](const char* name) -> nb::object {
     const char* value = std::getenv(name);
     if (!value) return nb::none();

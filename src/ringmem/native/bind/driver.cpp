@@ -5,6 +5,7 @@
 #include "bind/objects.hpp"
 #include "driver/cuda/cuda_driver.hpp"
 #include "driver/faulty/faulty_driver.hpp"
+#include "driver/fork.hpp"
 
 #include <cstdio>
 
@@ -35,9 +36,10 @@ std::string describe(const Driver& driver, Status status, const std::vector<Argu
     inner = faulty->inner().get();
   }
   const auto* cuda = dynamic_cast<const CudaDriver*>(inner);
-  if (cuda && status == Status::not_initialized && !cuda->load_error().empty()) {
-    text += (text.empty() ? "" : "; ") + cuda->load_error();
-  }
+  if (!cuda || status != Status::not_initialized) return text;
+  const std::string& why = cuda->load_error();
+  // The error says itself that the process was forked.
+  if (!why.empty() && why != fork_explanation) text += (text.empty() ? "" : "; ") + why;
   return text;
 }
 

@@ -50,9 +50,13 @@ std::shared_ptr<HostDriver> host_driver_of(const std::string& config, const nb::
 // Never destroyed: its streams may run until the process ends.
 const std::shared_ptr<HostDriver>& default_host_driver() {
   static const auto* driver = [] {
-    const char* config = std::getenv("RINGMEM_SIMULATE");
-    return new std::shared_ptr<HostDriver>(
-        new_host_driver(parse_host_config(config ? config : "")));
+    const char* variable = std::getenv("RINGMEM_SIMULATE");
+    const std::string config = variable ? variable : "";
+    try {
+      return new std::shared_ptr<HostDriver>(new_host_driver(parse_host_config(config)));
+    } catch (const InvalidValue& error) {
+      throw InvalidValue("RINGMEM_SIMULATE is \"" + config + "\": " + error.what());
+    }
   }();
   return *driver;
 }

@@ -8,6 +8,8 @@
 #include <memory>
 #include <string>
 
+#include "bind/wait.hpp"
+
 namespace ringmem::bind {
 namespace {
 
@@ -75,16 +77,6 @@ CallChannel& channel_of(Caller& caller, PyObject* ring) {
                        std::to_string(caller.channels.size() - 1));
   }
   return *caller.channels[static_cast<std::size_t>(index)];
-}
-
-std::optional<double> seconds_of(PyObject* timeout) {
-  if (timeout == nullptr) return std::nullopt;
-  const double seconds = PyFloat_AsDouble(timeout);
-  if (seconds == -1 && PyErr_Occurred()) throw nb::python_error();
-  if (!(seconds >= 0)) {
-    throw InvalidValue("timeout_s=" + std::to_string(seconds) + ": give 0 or more seconds, or None");
-  }
-  return seconds;
 }
 
 // Takes the channel's turn; the GIL goes while another thread has it.
@@ -195,7 +187,8 @@ nb::object call(Caller& caller, const Arguments& arguments) {
     record = slow.data;
   }
   const Records target = target_of(channel, arguments.out);
-  const std::optional<double> timeout_s = seconds_of(arguments.timeout);
+  std::optional<double> timeout_s;
+  if (arguments.timeout != nullptr) timeout_s = seconds_of(arguments.timeout);
   const Turn turn(channel);
   const Use<ring::Producer> sending(*channel.producer);
   const Use<ring::Consumer> receiving(*channel.consumer);

@@ -13,7 +13,7 @@ std::string describe(const NativeEvent& event);
 template <class T>
 void check_open(const T& object) {
   if (object.closed.load(std::memory_order_acquire)) [[unlikely]] {
-    throw Closed(describe(object) + " is closed");
+    throw Closed(describe(object) + " is closed; create another");
   }
 }
 

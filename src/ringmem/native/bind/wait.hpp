@@ -6,16 +6,23 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "bind/objects.hpp"
 
 namespace ringmem::bind {
 
-// What Python gave as `timeout_s`: None, or seconds.
+inline bool is_bool(nb::handle value) {
+  if (PyFloat_CheckExact(value.ptr())) return false;
+  const std::string_view type = Py_TYPE(value.ptr())->tp_name;
+  return PyBool_Check(value.ptr()) || type == "numpy.bool" || type == "numpy.bool_";
+}
+
+// What Python gave as `timeout_s`: None, or seconds as any real number.
 inline std::optional<double> seconds_of(nb::handle timeout_s) {
   if (timeout_s.is_none()) return std::nullopt;
-  const double seconds = PyFloat_AsDouble(timeout_s.ptr());
+  const double seconds = is_bool(timeout_s) ? -1 : PyFloat_AsDouble(timeout_s.ptr());
   if (PyErr_Occurred()) PyErr_Clear();  // it gave -1
   if (!(seconds >= 0)) {
     throw InvalidValue("timeout_s is " + std::string(nb::repr(timeout_s).c_str()) +

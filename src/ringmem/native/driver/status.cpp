@@ -1,19 +1,21 @@
 #include "driver/status.hpp"
 
+#include "driver/fork.hpp"
+
 namespace ringmem {
 namespace {
 
 struct Entry {
   Status status;
   const char* name;
-  const char* description;
+  const char* description;  // of not_initialized: see fork.hpp
 };
 
 constexpr Entry entries[] = {
     {Status::success, "CUDA_SUCCESS", "no error"},
     {Status::invalid_value, "CUDA_ERROR_INVALID_VALUE", "an argument is outside its valid range"},
     {Status::out_of_memory, "CUDA_ERROR_OUT_OF_MEMORY", "not enough memory"},
-    {Status::not_initialized, "CUDA_ERROR_NOT_INITIALIZED", "there is no usable driver"},
+    {Status::not_initialized, "CUDA_ERROR_NOT_INITIALIZED", nullptr},
     {Status::deinitialized, "CUDA_ERROR_DEINITIALIZED", "the driver is shutting down"},
     {Status::stub_library, "CUDA_ERROR_STUB_LIBRARY", "the driver library is a stub"},
     {Status::call_requires_newer_driver, "CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER",
@@ -90,6 +92,7 @@ std::string status_name(Status status) {
 }
 
 const char* status_description(Status status) noexcept {
+  if (status == Status::not_initialized) return not_initialized_reason();
   const Entry* entry = find(status);
   return entry ? entry->description : "an error without a name here";
 }

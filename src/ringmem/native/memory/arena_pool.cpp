@@ -42,8 +42,8 @@ bool ArenaPool::foreign() const noexcept {
 
 void ArenaPool::check_open() const {
   if (foreign()) {
-    throw DriverError(Status::not_initialized, "allocate",
-                      "the pool belongs to the parent process of a fork");
+    throw DriverError(refused_in_child(), "allocate",
+                      "the pool belongs to the parent");
   }
   const std::lock_guard guard(mutex_);
   if (closed_) throw Closed("the pool is closed");
@@ -152,7 +152,7 @@ void ArenaPool::finish_locked(Node* node, std::size_t nbytes, Block* block) noex
 // --- deallocate ----------------------------------------------------------------------------------
 
 Status ArenaPool::deallocate(const Block& block, StreamHandle stream) noexcept {
-  if (foreign()) return Status::not_initialized;
+  if (foreign()) return refused_in_child();
   if (!block.record) return Status::illegal_state;
   Node* node = static_cast<Node*>(block.record);
   try {

@@ -42,8 +42,8 @@ Allocator& Pool::front() noexcept {
 
 void Pool::check_process(const char* operation) const {
   if (foreign()) {
-    throw DriverError(Status::not_initialized, operation,
-                      "the pool belongs to the parent process of a fork");
+    throw DriverError(refused_in_child(), operation,
+                      "the pool belongs to the parent");
   }
 }
 
@@ -164,7 +164,7 @@ Block Pool::finish(Node* node, std::size_t nbytes, int slot) noexcept {
 // --- deallocate ----------------------------------------------------------------------------------
 
 Status Pool::deallocate(const Block& block, StreamHandle stream) noexcept {
-  if (foreign()) [[unlikely]] return Status::not_initialized;
+  if (foreign()) [[unlikely]] return refused_in_child();
   if (!block.record) [[unlikely]] return Status::illegal_state;
   if (SmallRef::is(block.record)) return deallocate_small(block, stream);
   Node* node = static_cast<Node*>(block.record);
@@ -266,7 +266,7 @@ void Pool::give_back(Node* node, Tag tag) noexcept {
 }
 
 Status Pool::record_stream(Block& block, StreamHandle stream) {
-  if (foreign()) return Status::not_initialized;
+  if (foreign()) return refused_in_child();
   if (!block.record) return Status::illegal_state;
   const int slot = streams_.slot_of(stream);
   const std::uint64_t mask = std::uint64_t{1} << slot;

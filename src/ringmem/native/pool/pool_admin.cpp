@@ -65,7 +65,7 @@ void Pool::reserve(std::size_t nbytes, StreamHandle stream) {
 }
 
 Status Pool::trim(std::size_t keep_bytes) {
-  if (foreign()) return Status::not_initialized;
+  if (foreign()) return refused_in_child();
   const std::lock_guard growing(pages_.mutex());
   if (!pages_.backing().is_open()) return Status::success;
   drain(true);

@@ -11,6 +11,7 @@
 
 #include "driver/cuda/cuda_driver.hpp"
 #include "driver/cuda/cuda_library.hpp"
+#include "driver/fork.hpp"
 
 namespace ringmem {
 
@@ -34,7 +35,7 @@ struct CudaDriver::State {
 
 inline Status CudaDriver::ready() const noexcept {
   if (!state_->usable.load(std::memory_order_acquire)) [[unlikely]] return load();
-  return State::lost_by_fork.load(std::memory_order_relaxed) ? Status::not_initialized
+  return State::lost_by_fork.load(std::memory_order_relaxed) ? refused_in_child()
                                                              : Status::success;
 }
 

@@ -13,9 +13,7 @@ namespace {
 using F = CudaFunctions;
 
 const std::string& fork_error() noexcept {
-  static const std::string text =
-      "this process was forked from one that used CUDA, which does not survive a fork; start it "
-      "with the 'spawn' or 'forkserver' method";
+  static const std::string text = fork_explanation;
   return text;
 }
 
@@ -39,9 +37,9 @@ Status CudaDriver::load() const noexcept {
     pthread_atfork(nullptr, nullptr, [] { State::lost_by_fork.store(true); });
     state.usable.store(true, std::memory_order_release);
   });
-  const bool usable = state_->usable.load(std::memory_order_acquire) &&
-                      !State::lost_by_fork.load(std::memory_order_relaxed);
-  return usable ? Status::success : Status::not_initialized;
+  if (!state_->usable.load(std::memory_order_acquire)) return no_driver();
+  return State::lost_by_fork.load(std::memory_order_relaxed) ? refused_in_child()
+                                                             : Status::success;
 }
 
 const std::string& CudaDriver::load_error() const noexcept {

@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 
+#include "driver/fork.hpp"
+
 namespace ringmem {
 namespace {
 
@@ -51,8 +53,11 @@ CudaFunctions resolve(const Resolver& resolver) {
 
 std::string failed(const char* call, CUresult result) {
   const auto status = static_cast<Status>(result);
+  // Of a driver that another library had used before the fork.
+  const bool forked = status == Status::not_initialized && fork_generation() != 0;
   return std::string(call) + " failed: " + status_name(status) + " (" +
-         std::to_string(static_cast<int>(result)) + "): " + status_description(status);
+         std::to_string(static_cast<int>(result)) + "): " +
+         (forked ? fork_explanation : status_description(status));
 }
 
 std::string too_old(int version) {

@@ -16,7 +16,7 @@ constexpr int max_devices = 32;
 
 [[noreturn]] void refuse(const std::string& key, const std::string& value,
                          const std::string& would_do) {
-  throw InvalidValue("host driver: " + key + "=" + value + " will not do; use " + would_do);
+  throw InvalidValue(key + " is " + (value.empty() ? "empty" : value) + ": give " + would_do);
 }
 
 std::string trimmed(const std::string& text) {
@@ -134,8 +134,7 @@ void parse_entry(const std::string& key, const std::string& value, HostConfig& c
     std::string known =
         "one of devices, capacity, latency_s, peers, granularity, max_mappings, name";
     for (const FlagKey& flag : flag_keys) known += std::string(", ") + flag.name;
-    throw InvalidValue("host driver: there is no key \"" + key + "\" (value \"" + value +
-                       "\"); use " + known);
+    throw InvalidValue(key + " is " + value + ": no such setting; give " + known);
   }
 }
 
@@ -170,8 +169,8 @@ HostConfig parse_host_config(const std::string& text) {
     if (entry.empty()) continue;
     const auto equals = entry.find('=');
     if (equals == std::string::npos)
-      throw InvalidValue("host driver: \"" + entry +
-                         "\" has no value; write key=value, such as devices=2");
+      throw InvalidValue("\"" + entry +
+                         "\" has no value: give key=value, such as devices=2");
     parse_entry(trimmed(entry.substr(0, equals)), trimmed(entry.substr(equals + 1)), config);
   }
   host::validate(config);

@@ -134,7 +134,7 @@ Status free_pool_block(Machine& machine, const std::shared_ptr<Pool>& pool, std:
 // Runs an operation: not in a child of the driver's process, and nothing thrown.
 template <class Operation>
 Status guarded(Machine& machine, Operation&& operation) noexcept {
-  if (machine.foreign()) return Status::not_initialized;
+  if (machine.foreign()) return refused_in_child();
   try {
     return operation();
   } catch (const std::bad_alloc&) {
