@@ -473,7 +473,7 @@ def test_kernel_without_heartbeats_ends_itself() -> None:
     kernel.start()
     time.sleep(0.5)
     assert kernel.state is KernelState.ACTIVE
-    kernel._watch.forget()
+    kernel._run.watch.forget()
     time.sleep(0.5)
     assert kernel.state is KernelState.FAILED
     kernel.close()

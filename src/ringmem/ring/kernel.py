@@ -27,7 +27,7 @@ from ringmem.ring.aio import AsyncKernel
 from ringmem.ring.backend import Parallel
 from ringmem.ring.backends import backend_for
 from ringmem.ring.endpoints import Full, check_timeout
-from ringmem.ring.kernel_life import KernelLife
+from ringmem.ring.kernel_life import KernelLife, never, weak_check
 from ringmem.ring.lifecycle import KernelEvent, KernelState, next_state
 from ringmem.ring.pairs import make_pairs, plan_pair
 from ringmem.ring.settings import KernelSettings, check_spec
@@ -36,7 +36,6 @@ from ringmem.ring.telemetry import Telemetry, read_telemetry
 __all__ = ["RingKernel"]
 
 _live: weakref.WeakSet[RingKernel] = weakref.WeakSet()
-_left_behind: list[object] = []  # memory of kernels that could not be ended: it must stay mapped
 
 
 class RingKernel(KernelLife, Closing):
@@ -146,9 +145,8 @@ class RingKernel(KernelLife, Closing):
         )
         self.device = default_device() if device is None else Device(device)
         self._backend = backend_for(self.device, isolated)
-        self._error = None
-        self._watch = None
-        self._stalls = None
+        self._run = self._error = None
+        self._told = self._closing = False
         self._aio: AsyncKernel | None = None
         self._aio_lock = Lock()  # not that of the life, which start and drain hold long
         with contextlib.ExitStack() as undo:
@@ -158,7 +156,7 @@ class RingKernel(KernelLife, Closing):
             self._memory = self._backend.allocate(plan.nbytes * self.spec.rings)
             undo.callback(self._memory.close)
             self._pairs = make_pairs(self.spec, dead_letters, self._memory, plan)
-            self._attach(full, spin_us, _weak_check(self), self._backend.in_order)
+            self._attach(full, spin_us, weak_check(self), self._backend.in_order)
             undo.pop_all()
         self._state = KernelState.NEW
         _live.add(self)
@@ -176,6 +174,7 @@ class RingKernel(KernelLife, Closing):
     def state(self) -> KernelState:
         """Where the kernel stands now (not the handler's state: see :meth:`read_state`)."""
         self._refresh()
+        self._told |= self._state is KernelState.FAILED
         return self._state
 
     def control(self, ring: int = 0) -> ControlBlock:
@@ -209,17 +208,19 @@ class RingKernel(KernelLife, Closing):
             It did not come up; the launch is taken back.
         """
         check_timeout(timeout_s)
+        self._require_process()
         with self._lock:
-            self._require_process()
             self._refresh()
-            self._go(KernelEvent.START)
-            try:
-                self._launch(timeout_s)
-            except BaseException as error:
-                self._abandon_launch(error)
-                raise
-            self._go(KernelEvent.ACTIVATED)
-            self._open_calls()
+            if self._closing:
+                raise ClosedError("the ring kernel is closed")
+            next_state(self._state, KernelEvent.START)
+            run = self._launch()
+        try:
+            self._wait(run, self._has_started, timeout_s, "start")
+            self._require_still(run, "start")
+        except BaseException as error:
+            self._abandon_launch(run, error)
+            raise
         return self
 
     def pause(self, timeout_s: float = 5.0) -> None:
@@ -232,17 +233,16 @@ class RingKernel(KernelLife, Closing):
         """
         check_timeout(timeout_s)
         with self._lock:
-            self._require_running()
-            state = next_state(self._state, KernelEvent.PAUSE)
+            run = self._require_running(KernelEvent.PAUSE)
             for pair in self._pairs:
                 pair.control.should_pause = 1
-            self._wait(lambda: all(p.control.is_paused for p in self._pairs), timeout_s, "pause")
-            self._state = state
+        self._wait(run, self._has_paused, timeout_s, "pause")
+        self._require_still(run, "pause")
 
     def resume(self) -> None:
         """Handle messages again."""
         with self._lock:
-            self._require_running()
+            self._require_running(KernelEvent.RESUME)
             self._go(KernelEvent.RESUME)
             for pair in self._pairs:
                 pair.control.should_pause = 0
@@ -257,24 +257,27 @@ class RingKernel(KernelLife, Closing):
         ------
         TimeoutError
             Not everything was answered in time; the kernel goes on draining.
+        ClosedError
+            Another thread terminated or closed it before everything was answered.
         KernelFailedError, CorruptedError
             It ended by itself before.
         """
         check_timeout(timeout_s)
+        self._require_process()
         with self._lock:
-            self._require_process()
             self._refresh()
             self._raise_if_failed()
             self._go(KernelEvent.DRAIN)
-            if self._state is KernelState.TERMINATED:
+            run = self._run
+            if run is None:
                 return
             self._close_calls()
             for pair in self._pairs:
                 pair.control.should_pause = 0
                 pair.control.should_drain = 1
-            self._wait(self._all_ended, timeout_s, "drain")
-            self._finish()
-            self._raise_if_failed()
+        self._wait(run, never, timeout_s, "drain")
+        if not run.drained or run.error is not None:
+            self._require_still(run, "drain")
 
     def terminate(self, timeout_s: float = 5.0, *, force: bool = False) -> None:
         """End the kernel now. Messages that wait are kept for the next start. Idempotent.
@@ -292,15 +295,16 @@ class RingKernel(KernelLife, Closing):
             A handler does not return. Only the end of its process can end it.
         """
         check_timeout(timeout_s)
+        self._require_process()
         with self._lock:
-            self._require_process()
             self._refresh()
             if self._state is KernelState.CLOSED:
                 raise ClosedError("the ring kernel is closed")
-            if not self._state.running:
+            run = self._run
+            if run is None:
                 return
-            self._close_calls()
-            self._terminate(timeout_s, force)
+            self._tell_to_end(run)
+        self._wait_for_end(run, timeout_s, force)
 
     def close(self) -> None:
         """End the kernel and give everything back. Idempotent.
@@ -311,25 +315,26 @@ class RingKernel(KernelLife, Closing):
             A handler does not return: its thread, or its kernel, and its memory stay until the end
             of the process.
         """
+        if self._state is KernelState.CLOSED or self._pid != os.getpid():
+            self._state = KernelState.CLOSED
+            return
         with self._lock:
-            if self._state is KernelState.CLOSED or self._pid != os.getpid():
-                self._state = KernelState.CLOSED
-                return
+            self._closing = True
             self._refresh()
-            try:
-                if self._state.running:
-                    self._close_calls()
-                    self._terminate(5.0, self.settings.isolated)
-            except BaseException:
-                _left_behind.append((self._memory, self._backend, self._pairs))
-                self._end_watch()
-                self._state = KernelState.CLOSED
-                raise
-            self._go(KernelEvent.CLOSE)
-            for pair in self._pairs:
-                pair.close()
-            self._backend.close()
-            self._memory.close()
+            run = self._run
+            if run is not None:
+                self._tell_to_end(run)
+        try:
+            if run is not None:
+                self._wait_for_end(run, 5.0, self.settings.isolated)
+        except BaseException:
+            self._leave_behind()
+            raise
+        with self._lock:
+            self._give_back()
+        if self._error is not None and not self._told:
+            self._told = True
+            warnings.warn(f"{self!r} failed, and nobody was told: {self._error}", RuntimeWarning, 2)
 
     def __enter__(self) -> Self:
         self.start()
@@ -373,18 +378,6 @@ class RingKernel(KernelLife, Closing):
             f"RingKernel(message={self.spec.message}, device={self.device.name}, "
             f"rings={self.spec.rings}, {self._state.value})"
         )
-
-
-def _weak_check(kernel: RingKernel) -> Callable[[], None]:
-    """Return `_check_waiting` of a kernel that the endpoints do not keep alive."""
-    reference = weakref.ref(kernel)
-
-    def check() -> None:
-        found = reference()
-        if found is not None:
-            found._check_waiting()
-
-    return check
 
 
 def _all_live() -> list[RingKernel]:
