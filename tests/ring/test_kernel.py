@@ -642,5 +642,5 @@ def test_c_function_of_ctypes_is_a_handler() -> None:
 def test_an_initial_state_that_does_not_fit_is_refused_by_name(value):
     state = np.dtype([("total", "f8"), ("count", "i8")])
     handler = NativeHandler(_native.echo_handler(7))
-    with pytest.raises(InvalidValueError, match="state .* is not of the dtype"):
+    with pytest.raises(InvalidValueError, match="state=.* is not of the state dtype"):
         RingKernel(handler, message=ECHO, state=state, device="cpu", initial_state=value)

@@ -30,7 +30,7 @@ from ringmem.ring.endpoints import Full, check_timeout
 from ringmem.ring.kernel_life import KernelLife, never, weak_check
 from ringmem.ring.lifecycle import KernelEvent, KernelState, next_state
 from ringmem.ring.pairs import make_pairs, plan_pair
-from ringmem.ring.settings import KernelSettings, check_spec
+from ringmem.ring.settings import KernelSettings, check_fits, check_spec
 from ringmem.ring.telemetry import Telemetry, read_telemetry
 
 __all__ = ["RingKernel"]
@@ -53,7 +53,8 @@ class RingKernel(KernelLife, Closing):
     device : Device or str, optional
         Where to run; default :func:`ringmem.default_device`.
     rings : int, default 1
-        Ring pairs, each with a state of its own. Every ring is served independently.
+        Ring pairs, each with a state of its own. Every ring is served independently: on the CPU
+        by a thread, 256 at most; on CUDA by blocks, as many as are resident at once.
     capacity : int, default 4096
         Slots of each ring, a power of two.
     workers : int, optional
@@ -65,7 +66,7 @@ class RingKernel(KernelLife, Closing):
     deadline_s : float, optional
         The kernel ends itself so long after its start, whatever happens.
     heartbeat_timeout_s : float or None, default 5
-        The kernel ends itself so long after this process died; None: never.
+        The kernel ends itself so long after this process died or, on a GPU, stopped; None: never.
     stall_s : float, default 1
         The watchdog reports a ring that handled nothing for so long although messages wait.
     on_stall : callable, optional
@@ -89,7 +90,7 @@ class RingKernel(KernelLife, Closing):
     InvalidValueError
         An argument is wrong, or the handler cannot be compiled.
     NotSupportedError
-        The device cannot run it.
+        The device cannot run it, or not so many rings.
 
     Notes
     -----
@@ -144,6 +145,7 @@ class RingKernel(KernelLife, Closing):
             heartbeat_timeout_s, stall_s, dead_letters, isolated, on_stall
         )
         self.device = default_device() if device is None else Device(device)
+        check_fits(self.spec, self.device.platform)
         self._backend = backend_for(self.device, isolated)
         self._run = self._error = None
         self._told = self._closing = False
@@ -183,7 +185,8 @@ class RingKernel(KernelLife, Closing):
 
     def telemetry(self, ring: int = 0) -> Telemetry:
         """Return what the kernel counted and timed on a ring, read without disturbing it."""
-        return read_telemetry(self._pair(ring).telemetry)
+        pair = self._pair(ring)
+        return read_telemetry(pair.telemetry, pair.waiting())
 
     def dead_letters(self, ring: int = 0) -> list[tuple[Any, int]]:
         """Take the messages whose handler returned a status other than 0.
