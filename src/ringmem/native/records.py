@@ -74,7 +74,7 @@ def as_writable_bytes(array: Any, message: np.dtype[Any]) -> npt.NDArray[np.uint
 # --- what NumPy would misread --------------------------------------------------------------------
 def _checked(batch: Any, message: np.dtype[Any], name: str) -> Any:
     """Return the batch, or its memory as an array of the message dtype."""
-    if isinstance(batch, _NO_BUFFER):
+    if isinstance(batch, _NO_BUFFER) and not isinstance(batch, np.generic):
         _check_first(batch, message, name)
         return batch
     if not isinstance(batch, np.ndarray | np.generic):

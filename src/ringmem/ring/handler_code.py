@@ -282,7 +282,7 @@ def _feed(value: Any, feed: Feed, done: set[int]) -> None:
     elif isinstance(value, np.ufunc):
         feed(value.__name__.encode())
     elif isinstance(value, type) and issubclass(value, enum.Enum):
-        feed(f"{value.__module__}.{value.__qualname__}(".encode())
+        feed(" ".join(f"{one.__module__}.{one.__qualname__}" for one in value.__mro__).encode())
         for name, member in value.__members__.items():  # aliases among them
             feed(name.encode() + b"=")
             _feed(member.value, feed, done)
