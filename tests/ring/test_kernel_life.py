@@ -7,9 +7,11 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import handlers_for_tests as h
@@ -23,14 +25,7 @@ DEADLINE_S = 10.0
 
 
 def reached(state: KernelState, kernel: RingKernel) -> None:
-    until(lambda: kernel.state is state)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    h.until(lambda: kernel.state is state)
 
 
 @pytest.fixture
@@ -44,7 +39,7 @@ def full(pool: ThreadPoolExecutor) -> Iterator[RingKernel]:  # closed before the
     """As many unread replies as a ring has slots, and a message more: a drain waits for a reader."""
     kernel = h.native_echo(capacity=4).start()
     kernel.send([h.message(i) for i in range(4)])
-    until(lambda: kernel.telemetry().processed == 4)
+    h.until(lambda: kernel.telemetry().processed == 4)
     kernel.send([h.message(4)])
     yield kernel
     kernel.close()
@@ -108,7 +103,7 @@ def test_every_drain_returns_once_all_is_answered(draining, pool: ThreadPoolExec
 def test_looking_at_a_draining_kernel_ends_no_ring_that_still_drains() -> None:
     with h.native_echo(capacity=4, rings=2) as kernel:
         kernel.send([h.message(i) for i in range(4)], ring=1)
-        until(lambda: kernel.telemetry(1).processed == 4)
+        h.until(lambda: kernel.telemetry(1).processed == 4)
         kernel.send([h.message(4)], ring=1)
         with pytest.raises(ringmem.TimeoutError, match=r"rings \[1\] run"):
             kernel.drain(timeout_s=0.05)
@@ -166,7 +161,7 @@ def pausing(pool: ThreadPoolExecutor) -> Iterator[tuple[RingKernel, Future[None]
         kernel.send([(0, 5)])
         time.sleep(0.05)
         pause = pool.submit(kernel.pause)
-        until(lambda: bool(kernel.control().should_pause))
+        h.until(lambda: bool(kernel.control().should_pause))
         yield kernel, pause
 
 
@@ -302,7 +297,7 @@ def test_any_requests_of_any_threads_leave_a_kernel_that_closes(pool: ThreadPool
 # --- a failure that nobody was told of ---------------------------------------------------------
 def test_close_warns_of_a_failure_that_nobody_was_told_of() -> None:
     kernel = h.native_echo(deadline_s=0.05).start()
-    until(lambda: bool(kernel.control().has_terminated))
+    h.until(lambda: bool(kernel.control().has_terminated))
     with pytest.warns(RuntimeWarning, match=r"nobody was told: ring 0 ended itself") as warned:
         kernel.close()
         kernel.close()
@@ -312,8 +307,45 @@ def test_close_warns_of_a_failure_that_nobody_was_told_of() -> None:
 @pytest.mark.filterwarnings("error")
 def test_close_warns_of_no_failure_that_was_raised_or_looked_at() -> None:
     with h.native_echo(deadline_s=0.05) as kernel:
-        until(lambda: bool(kernel.control().has_terminated))
+        h.until(lambda: bool(kernel.control().has_terminated))
         with pytest.raises(KernelFailedError):
             kernel.call(h.message(1), timeout_s=1)
     with h.native_echo(deadline_s=0.05) as kernel:
         reached(KernelState.FAILED, kernel)
+
+
+def test_a_kernel_that_was_ended_by_force_warns_of_nothing() -> None:
+    kernel = RingKernel(
+        h.endless, message=h.PAIR, reply=h.TOTAL, state=h.COUNTER, device="cpu", isolated=True
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with kernel:
+            with pytest.raises(ringmem.TimeoutError):
+                kernel.call((0, 1), timeout_s=0.2)
+            kernel.terminate(0.1, force=True)
+
+
+# --- a process that stands still ---------------------------------------------------------------
+def test_a_kernel_outlives_a_stop_of_its_process() -> None:
+    source = """
+import time
+import handlers_for_tests as h
+with h.native_echo(heartbeat_timeout_s=0.3) as kernel:
+    kernel.call(h.message(1))
+    print("up", flush=True)
+    input()
+    time.sleep(0.2)
+    print(h.first(kernel.call(h.message(1))))
+"""
+    child = h.open_script(source)
+    try:
+        assert child.stdout.readline() == "up\n"
+        for _ in range(2):
+            child.send_signal(signal.SIGSTOP)
+            time.sleep(0.6)
+            child.send_signal(signal.SIGCONT)
+            time.sleep(0.1)
+        assert child.communicate("\n", timeout=20)[0] == "4\n"
+    finally:
+        child.kill()
