@@ -405,6 +405,26 @@ def test_kernel_without_state_has_none_to_read() -> None:
             kernel.read_state()
 
 
+def test_a_state_with_fields_in_any_order_is_saved_and_loaded(tmp_path: Path) -> None:
+    spec = {"names": ["a", "b"], "formats": ["u4", "u2"], "offsets": [4, 0], "itemsize": 12}
+    kernel = native_echo(state=np.dtype(spec), initial_state=(70000, 3), rings=2)
+    kernel.save(tmp_path / "state")
+    kernel.write_state((1, 2), ring=1)
+    kernel.load(tmp_path / "state")
+    assert kernel.read_state(1).item() == (70000, 3)
+    kernel.close()
+
+
+def test_a_state_whose_fields_overlap_is_not_saved(tmp_path: Path) -> None:
+    spec = {"names": ["a", "b"], "formats": ["u4", "u2"], "offsets": [0, 2]}
+    with (
+        native_echo(state=np.dtype(spec)) as kernel,
+        pytest.raises(InvalidValueError, match="has no form in a file"),
+    ):
+        kernel.pause()
+        kernel.save(tmp_path / "state")
+
+
 # --- telemetry ---------------------------------------------------------------------------------
 def test_telemetry_counts_what_was_answered() -> None:
     with native_echo() as kernel:

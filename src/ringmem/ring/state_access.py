@@ -83,7 +83,11 @@ class StateAccess(Messaging):
         InvalidValueError
             As for :meth:`read_state`, or fields of the state overlap.
         """
-        states = np.stack([self.read_state(ring) for ring in range(self.spec.rings)])
+        states = np.zeros(
+            self.spec.rings, self.read_state().dtype
+        )  # np.stack would pack the fields
+        for ring in range(self.spec.rings):
+            states[ring] = self.read_state(ring)
         states = states.view(_as_stored(states.dtype))
         target = Path(path)
         part = target.with_name(target.name + ".part")
