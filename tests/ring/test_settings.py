@@ -64,3 +64,14 @@ def test_a_start_whose_time_is_up_leaves_no_thread_behind() -> None:
 def test_a_time_that_is_no_number_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(InvalidValueError, match=f"{name}=.* must be a number of seconds"):
         h.native_echo(**{name: value})
+
+
+def test_a_ring_that_is_no_number_is_refused_by_its_value() -> None:
+    with h.native_echo(state="u8") as kernel:
+        kernel.pause()
+        requests = (kernel.control, kernel.telemetry, kernel.dead_letters, kernel.read_state)
+        for request in requests:
+            with pytest.raises(InvalidValueError, match="ring='a' must be a whole number"):
+                request("a")
+        with pytest.raises(InvalidValueError, match=r"ring=0\.5 must be a whole number"):
+            kernel.write_state(1, 0.5)

@@ -181,11 +181,11 @@ class RingKernel(KernelLife, Closing):
 
     def control(self, ring: int = 0) -> ControlBlock:
         """Return the live control block of a ring."""
-        return self._pair(ring).control
+        return self._pair_at(ring).control
 
     def telemetry(self, ring: int = 0) -> Telemetry:
         """Return what the kernel counted and timed on a ring, read without disturbing it."""
-        pair = self._pair(ring)
+        pair = self._pair_at(ring)
         return read_telemetry(pair.telemetry, pair.waiting())
 
     def dead_letters(self, ring: int = 0) -> list[tuple[Any, int]]:
@@ -196,7 +196,7 @@ class RingKernel(KernelLife, Closing):
         list of (numpy scalar, int)
             Each message as it was sent, with the status; oldest first. They are not kept.
         """
-        return self._pair(ring).take_dead_letters()
+        return self._pair_at(ring).take_dead_letters()
 
     # --- requests --------------------------------------------------------------------------------
 

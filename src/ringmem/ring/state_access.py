@@ -15,6 +15,7 @@ from ringmem.native.records import as_bytes
 from ringmem.ring.backend import Backend, KernelSpec
 from ringmem.ring.channel import Messaging
 from ringmem.ring.lifecycle import KernelState
+from ringmem.ring.pairs import Pair
 
 __all__ = ["StateAccess"]
 
@@ -40,6 +41,12 @@ class StateAccess(Messaging):
         if self._state.running and self._state is not KernelState.PAUSED:
             raise InvalidValueError("the handler is using its state; pause() the kernel first")
 
+    def _pair_at(self, ring: int) -> Pair:
+        """Return a pair off the path of messages, where there is time to look at the type."""
+        if not isinstance(ring, int | np.integer):
+            raise InvalidValueError(f"ring={ring!r:.80} must be a whole number, of a ring pair")
+        return self._pair(ring)
+
     def read_state(self, ring: int = 0) -> npt.NDArray[Any]:
         """Return a copy of the handler's state of a ring, shape ``()``.
 
@@ -50,7 +57,7 @@ class StateAccess(Messaging):
         """
         with self._lock:
             self._require_quiet()
-            self._pair(ring)
+            self._pair_at(ring)
             return self._backend.read_state(ring)
 
     def write_state(self, value: npt.ArrayLike, ring: int = 0) -> None:
@@ -63,7 +70,7 @@ class StateAccess(Messaging):
         """
         with self._lock:
             self._require_quiet()
-            self._pair(ring)
+            self._pair_at(ring)
             dtype = self.spec.state
             if dtype is None:
                 raise InvalidValueError("this kernel has no state; pass state=dtype to RingKernel")
