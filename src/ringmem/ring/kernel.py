@@ -209,6 +209,8 @@ class RingKernel(KernelLife, Closing):
             It is running.
         TimeoutError
             It did not come up; the launch is taken back.
+        ClosedError
+            It is closed, or another thread ended it meanwhile.
         """
         check_timeout(timeout_s)
         self._require_process()
