@@ -150,7 +150,7 @@ class RingKernel(KernelLife, Closing):
         self._run = self._error = None
         self._told = self._closing = False
         self._aio: AsyncKernel | None = None
-        self._aio_lock = Lock()  # not that of the life, which start and drain hold long
+        self._aio_lock = Lock()  # not that of the life, which a launch holds long
         with contextlib.ExitStack() as undo:
             undo.callback(self._backend.close)
             self._backend.prepare(handler, self.spec)
