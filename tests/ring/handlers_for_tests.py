@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -85,11 +86,28 @@ def first(reply: np.void) -> int:
     return int(reply["words"][0])
 
 
-def run_script(text: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def _environment() -> dict[str, str]:
     here = str(Path(__file__).parent)
     source = str(Path(ringmem.__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, here])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([source, here])}
+
+
+def run_script(text: str, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", text],
-        env=environment, capture_output=True, text=True, timeout=timeout, check=False,
+        env=_environment(), capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
+
+
+def open_script(text: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", text], env=_environment(), stdin=pipe, stdout=pipe, text=True
+    )
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

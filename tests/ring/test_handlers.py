@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 import math
 import warnings
 
@@ -417,6 +418,93 @@ def test_the_key_follows_everything_that_compiling_freezes():
     assert None not in keys
     assert len(set(keys)) == len(keys)
     assert handler_code.content_key(make(1, plus)) == keys[0]
+
+
+def test_the_members_of_an_enum_are_part_of_the_key():
+    def make(base, **members):
+        Code = base("Code", members)
+
+        def handler(message, reply, state):
+            return Code.BAD if message.a < 0 else 0
+
+        return handler
+
+    keys = [
+        handler_code.content_key(make(base, **members))
+        for base in (enum.IntEnum, enum.Enum)
+        for members in ({"BAD": 1}, {"BAD": 2}, {"BAD": 1, "OTHER": 3}, {"WORSE": 1, "BAD": 1})
+    ]
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    assert handler_code.content_key(make(enum.IntEnum, BAD=1)) == keys[0]
+
+
+def test_a_handler_that_is_cached_answers_with_the_members_of_today():
+    for value in (3, 5):
+        Code = enum.IntEnum("Code", {"BAD": value})
+
+        def returns_bad(message, reply):
+            return Code.BAD.value  # noqa: B023
+
+        assert run(returns_bad, np.zeros(1, MESSAGE))[0] == [value]
+
+
+def test_a_class_of_the_user_has_no_content():
+    class Limits:
+        LARGEST = 3
+
+    def makes(message, reply):
+        return 1 if Limits is None else 0
+
+    def casts(message, reply):
+        reply.x = np.float32(message.x) + float(message.a)
+        return int(message.a)
+
+    assert handler_code.content_key(makes) is None
+    assert handler_code.content_key(casts) is not None
+
+
+@pytest.mark.parametrize("offsets", [[4, 0], [0, 2], [0, 0]])
+def test_fields_lie_in_any_order_and_over_each_other(offsets):
+    spec = {"names": ["a", "b"], "formats": ["u4", "u2"], "offsets": offsets}
+    dtype = np.dtype(spec)
+
+    def swap(message, reply):
+        reply.b = message.b
+        reply.a = message.a + 1
+        return 0
+
+    messages = np.zeros(1, dtype)
+    messages[0] = (70000, 9)
+    expected = np.zeros(1, dtype)
+    expected["b"] = messages["b"]
+    expected["a"] = messages["a"] + 1
+    for _ in range(2):  # compiled, and from the cache
+        assert run(swap, messages, reply=dtype)[1].tobytes() == expected.tobytes()
+
+
+def test_two_orders_of_the_same_fields_are_two_handlers():
+    def first(message, reply):
+        reply.a = message.a
+        return 0
+
+    def key(offsets):
+        spec = {"names": ["a", "b"], "formats": ["u4", "u4"], "offsets": offsets}
+        return handlers._cpu_key(first, np.dtype(spec), np.dtype(spec), None)
+
+    assert key([0, 4]) != key([4, 0])
+    assert key([0, 4]) == key([0, 4])
+
+
+def test_a_dtype_that_numba_cannot_see_is_named_without_colours(monkeypatch):
+    from numba.np import numpy_support
+
+    def refuse(dtype):
+        raise NotImplementedError("\x1b[1m>i4\x1b[0m cannot be seen")
+
+    monkeypatch.setattr(numpy_support, "from_dtype", refuse)
+    with pytest.raises(InvalidValueError, match=r"Numba cannot see \(>i4 cannot be seen\)"):
+        run(lambda message, reply: 0, np.zeros(1, MESSAGE))
 
 
 def test_what_has_no_content_is_not_cached(own_cache):

@@ -166,3 +166,27 @@ ringmem.RingKernel(add, message=PAIR, reply=TOTAL, device="cpu", isolated=True)
     assert done.returncode == 1
     assert "below if __name__ == '__main__':" in done.stderr
     assert "AssertionError" not in done.stderr
+
+
+def test_a_forked_child_may_look_at_an_isolated_kernel() -> None:
+    with isolated() as kernel:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                kernel.state, kernel.stalled, repr(kernel)
+                code = 7
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert kernel.call((5, 0), timeout_s=5)["total"] == 5
+
+
+def test_a_kernel_that_was_ended_by_force_says_at_a_start_that_its_process_is_gone() -> None:
+    kernel = isolated(h.endless)
+    with kernel:
+        with pytest.raises(ringmem.TimeoutError):
+            kernel.call((0, 1), timeout_s=0.2)
+        kernel.terminate(0.1, force=True)
+        with pytest.raises(KernelFailedError, match=r"ended by terminate\(force=True\)"):
+            kernel.start()

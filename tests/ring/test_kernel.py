@@ -405,6 +405,26 @@ def test_kernel_without_state_has_none_to_read() -> None:
             kernel.read_state()
 
 
+def test_a_state_with_fields_in_any_order_is_saved_and_loaded(tmp_path: Path) -> None:
+    spec = {"names": ["a", "b"], "formats": ["u4", "u2"], "offsets": [4, 0], "itemsize": 12}
+    kernel = native_echo(state=np.dtype(spec), initial_state=(70000, 3), rings=2)
+    kernel.save(tmp_path / "state")
+    kernel.write_state((1, 2), ring=1)
+    kernel.load(tmp_path / "state")
+    assert kernel.read_state(1).item() == (70000, 3)
+    kernel.close()
+
+
+def test_a_state_whose_fields_overlap_is_not_saved(tmp_path: Path) -> None:
+    spec = {"names": ["a", "b"], "formats": ["u4", "u2"], "offsets": [0, 2]}
+    with (
+        native_echo(state=np.dtype(spec)) as kernel,
+        pytest.raises(InvalidValueError, match="has no form in a file"),
+    ):
+        kernel.pause()
+        kernel.save(tmp_path / "state")
+
+
 # --- telemetry ---------------------------------------------------------------------------------
 def test_telemetry_counts_what_was_answered() -> None:
     with native_echo() as kernel:
@@ -473,7 +493,7 @@ def test_kernel_without_heartbeats_ends_itself() -> None:
     kernel.start()
     time.sleep(0.5)
     assert kernel.state is KernelState.ACTIVE
-    kernel._watch.forget()
+    kernel._run.watch.forget()
     time.sleep(0.5)
     assert kernel.state is KernelState.FAILED
     kernel.close()
@@ -642,5 +662,5 @@ def test_c_function_of_ctypes_is_a_handler() -> None:
 def test_an_initial_state_that_does_not_fit_is_refused_by_name(value):
     state = np.dtype([("total", "f8"), ("count", "i8")])
     handler = NativeHandler(_native.echo_handler(7))
-    with pytest.raises(InvalidValueError, match="state .* is not of the dtype"):
+    with pytest.raises(InvalidValueError, match="state=.* is not of the state dtype"):
         RingKernel(handler, message=ECHO, state=state, device="cpu", initial_state=value)

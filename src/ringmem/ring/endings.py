@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringmem.native.errors import CorruptedError, DriverError, KernelFailedError
+from ringmem.native.layouts import ControlBlock
 from ringmem.ring.backend import KernelSpec
 from ringmem.ring.pairs import Pair
 from ringmem.ring.settings import KernelSettings
 
-__all__ = ["why_ended"]
+__all__ = ["has_drained", "why_ended"]
 
-_ORPHANED, _CORRUPTED, _FAULTED = 3, 4, 5  # EndReason of the layout header
+_DRAINED, _ORPHANED, _CORRUPTED, _FAULTED = 2, 3, 4, 5  # EndReason of the layout header
+
+
+def has_drained(control: ControlBlock) -> bool:
+    """Whether a ring ended because all that was sent is answered."""
+    return bool(control.has_terminated) and control.end_reason == _DRAINED
 
 
 def why_ended(

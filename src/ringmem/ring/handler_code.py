@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dis
+import enum
 import hashlib
 import types
 from collections.abc import Callable, Iterator
@@ -217,8 +218,9 @@ def content_key(function: types.FunctionType) -> str | None:
     """Return a key of everything a compiled handler depends on in Python, or None.
 
     Equal keys: equal bytecode and constants, of the function and of every helper, and equal values
-    of the globals and closure variables they use, which compiling freezes. Names of files and line
-    numbers do not count. None where a value is of a kind whose content cannot be told.
+    of the globals and closure variables they use, which compiling freezes, of an Enum all members.
+    Names of files and line numbers do not count. None where a value is of a kind whose content
+    cannot be told.
     """
     digest = hashlib.sha256()
     try:
@@ -262,7 +264,10 @@ def _feed(value: Any, feed: Feed, done: set[int]) -> None:
     function = python_function(value)
     if function is not None:
         _feed_function(function, feed, done)
-    elif value is None or value is Ellipsis or isinstance(value, _PLAIN):
+    elif isinstance(value, enum.Enum):
+        feed(value.name.encode() if value.name else b"")
+        _feed(value.value, feed, done)
+    elif value is None or value is Ellipsis or type(value) in _PLAIN:
         feed(repr(value).encode() + b";")
     elif isinstance(value, tuple | frozenset):
         for item in sorted(value, key=repr) if isinstance(value, frozenset) else value:
@@ -276,7 +281,20 @@ def _feed(value: Any, feed: Feed, done: set[int]) -> None:
         feed(f"{value.__name__} {getattr(value, '__version__', '')}".encode())
     elif isinstance(value, np.ufunc):
         feed(value.__name__.encode())
-    elif isinstance(value, type | types.BuiltinFunctionType):
+    elif isinstance(value, type) and issubclass(value, enum.Enum):
+        feed(" ".join(f"{one.__module__}.{one.__qualname__}" for one in value.__mro__).encode())
+        for name, member in value.__members__.items():  # aliases among them
+            feed(name.encode() + b"=")
+            _feed(member.value, feed, done)
+        feed(b")")
+    elif isinstance(value, types.BuiltinFunctionType) or _is_known_class(value):
         feed(f"{value.__module__}.{value.__qualname__}".encode())
     else:
         raise _UncacheableError(type(value))
+
+
+def _is_known_class(value: Any) -> bool:
+    """Whether this is a class that changes with Python or NumPy alone: not one of the user's."""
+    if not isinstance(value, type):
+        return False
+    return value.__module__ == "builtins" or value.__module__.split(".")[0] == "numpy"

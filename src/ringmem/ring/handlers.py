@@ -165,6 +165,22 @@ def _function_of(handler: Any) -> types.FunctionType:
     return function
 
 
+def _described(dtype: np.dtype[Any] | None) -> object:
+    """Return all that compiling sees of a dtype, whose fields may lie in any order."""
+    if dtype is None:
+        return None
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return _described(base), shape
+    if dtype.fields is None:
+        return dtype.str
+    fields = [
+        (name, _described(dtype.fields[name][0]), dtype.fields[name][1])
+        for name in dtype.names or ()
+    ]
+    return fields, dtype.itemsize, dtype.isalignedstruct
+
+
 # --- CPU ------------------------------------------------------------------------------------------
 def compile_for_cpu(
     handler: Handler,
@@ -215,7 +231,7 @@ def _cpu_key(function: types.FunctionType, *dtypes: np.dtype[Any] | None) -> str
     if content is None:
         return None
     versions = [cache.version_of(name) for name in ("numba", "llvmlite", "numpy", "numba-cuda")]
-    described = [None if dtype is None else (dtype.descr, dtype.itemsize) for dtype in dtypes]
+    described = [_described(dtype) for dtype in dtypes]
     return cache.key_of(
         "cpu", _RULES, content, described, versions, sys.version_info[:3], object_code.cpu_name()
     )
@@ -324,7 +340,7 @@ def _compile_cuda_python(
     key = None
     if content is not None:
         versions = [cache.version_of(name) for name in ("numba", "numba-cuda", "numpy")]
-        described = [None if dtype is None else (dtype.descr, dtype.itemsize) for dtype in dtypes]
+        described = [_described(dtype) for dtype in dtypes]
         key = cache.key_of(
             "ltoir", _RULES, content, described, versions, _nvvm_version(), compute_capability
         )

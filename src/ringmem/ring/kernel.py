@@ -27,16 +27,15 @@ from ringmem.ring.aio import AsyncKernel
 from ringmem.ring.backend import Parallel
 from ringmem.ring.backends import backend_for
 from ringmem.ring.endpoints import Full, check_timeout
-from ringmem.ring.kernel_life import KernelLife
+from ringmem.ring.kernel_life import KernelLife, never, weak_check
 from ringmem.ring.lifecycle import KernelEvent, KernelState, next_state
 from ringmem.ring.pairs import make_pairs, plan_pair
-from ringmem.ring.settings import KernelSettings, check_spec
+from ringmem.ring.settings import KernelSettings, check_fits, check_spec
 from ringmem.ring.telemetry import Telemetry, read_telemetry
 
 __all__ = ["RingKernel"]
 
 _live: weakref.WeakSet[RingKernel] = weakref.WeakSet()
-_left_behind: list[object] = []  # memory of kernels that could not be ended: it must stay mapped
 
 
 class RingKernel(KernelLife, Closing):
@@ -54,7 +53,8 @@ class RingKernel(KernelLife, Closing):
     device : Device or str, optional
         Where to run; default :func:`ringmem.default_device`.
     rings : int, default 1
-        Ring pairs, each with a state of its own. Every ring is served independently.
+        Ring pairs, each with a state of its own. Every ring is served independently: on the CPU
+        by a thread, 256 at most; on CUDA by blocks, as many as are resident at once.
     capacity : int, default 4096
         Slots of each ring, a power of two.
     workers : int, optional
@@ -66,7 +66,7 @@ class RingKernel(KernelLife, Closing):
     deadline_s : float, optional
         The kernel ends itself so long after its start, whatever happens.
     heartbeat_timeout_s : float or None, default 5
-        The kernel ends itself so long after this process died; None: never.
+        The kernel ends itself so long after this process died or, on a GPU, stopped; None: never.
     stall_s : float, default 1
         The watchdog reports a ring that handled nothing for so long although messages wait.
     on_stall : callable, optional
@@ -90,7 +90,7 @@ class RingKernel(KernelLife, Closing):
     InvalidValueError
         An argument is wrong, or the handler cannot be compiled.
     NotSupportedError
-        The device cannot run it.
+        The device cannot run it, or not so many rings.
 
     Notes
     -----
@@ -145,12 +145,12 @@ class RingKernel(KernelLife, Closing):
             heartbeat_timeout_s, stall_s, dead_letters, isolated, on_stall
         )
         self.device = default_device() if device is None else Device(device)
+        check_fits(self.spec, self.device.platform)
         self._backend = backend_for(self.device, isolated)
-        self._error = None
-        self._watch = None
-        self._stalls = None
+        self._run = self._error = None
+        self._told = self._closing = False
         self._aio: AsyncKernel | None = None
-        self._aio_lock = Lock()  # not that of the life, which start and drain hold long
+        self._aio_lock = Lock()  # not that of the life, which a launch holds long
         with contextlib.ExitStack() as undo:
             undo.callback(self._backend.close)
             self._backend.prepare(handler, self.spec)
@@ -158,7 +158,7 @@ class RingKernel(KernelLife, Closing):
             self._memory = self._backend.allocate(plan.nbytes * self.spec.rings)
             undo.callback(self._memory.close)
             self._pairs = make_pairs(self.spec, dead_letters, self._memory, plan)
-            self._attach(full, spin_us, _weak_check(self), self._backend.in_order)
+            self._attach(full, spin_us, weak_check(self), self._backend.in_order)
             undo.pop_all()
         self._state = KernelState.NEW
         _live.add(self)
@@ -176,15 +176,17 @@ class RingKernel(KernelLife, Closing):
     def state(self) -> KernelState:
         """Where the kernel stands now (not the handler's state: see :meth:`read_state`)."""
         self._refresh()
+        self._told |= self._state is KernelState.FAILED
         return self._state
 
     def control(self, ring: int = 0) -> ControlBlock:
         """Return the live control block of a ring."""
-        return self._pair(ring).control
+        return self._pair_at(ring).control
 
     def telemetry(self, ring: int = 0) -> Telemetry:
         """Return what the kernel counted and timed on a ring, read without disturbing it."""
-        return read_telemetry(self._pair(ring).telemetry)
+        pair = self._pair_at(ring)
+        return read_telemetry(pair.telemetry, pair.waiting())
 
     def dead_letters(self, ring: int = 0) -> list[tuple[Any, int]]:
         """Take the messages whose handler returned a status other than 0.
@@ -194,7 +196,7 @@ class RingKernel(KernelLife, Closing):
         list of (numpy scalar, int)
             Each message as it was sent, with the status; oldest first. They are not kept.
         """
-        return self._pair(ring).take_dead_letters()
+        return self._pair_at(ring).take_dead_letters()
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -207,19 +209,23 @@ class RingKernel(KernelLife, Closing):
             It is running.
         TimeoutError
             It did not come up; the launch is taken back.
+        ClosedError
+            It is closed, or another thread ended it meanwhile.
         """
         timeout_s = check_timeout(timeout_s)
+        self._require_process()
         with self._lock:
-            self._require_process()
             self._refresh()
-            self._go(KernelEvent.START)
-            try:
-                self._launch(timeout_s)
-            except BaseException as error:
-                self._abandon_launch(error)
-                raise
-            self._go(KernelEvent.ACTIVATED)
-            self._open_calls()
+            if self._closing:
+                raise ClosedError("the ring kernel is closed")
+            next_state(self._state, KernelEvent.START)
+            run = self._launch()
+        try:
+            self._wait(run, self._has_started, timeout_s, "start")
+            self._require_still(run, "start")
+        except BaseException as error:
+            self._abandon_launch(run, error)
+            raise
         return self
 
     def pause(self, timeout_s: float = 5.0) -> None:
@@ -232,17 +238,16 @@ class RingKernel(KernelLife, Closing):
         """
         timeout_s = check_timeout(timeout_s)
         with self._lock:
-            self._require_running()
-            state = next_state(self._state, KernelEvent.PAUSE)
+            run = self._require_running(KernelEvent.PAUSE)
             for pair in self._pairs:
                 pair.control.should_pause = 1
-            self._wait(lambda: all(p.control.is_paused for p in self._pairs), timeout_s, "pause")
-            self._state = state
+        self._wait(run, self._has_paused, timeout_s, "pause")
+        self._require_still(run, "pause")
 
     def resume(self) -> None:
         """Handle messages again."""
         with self._lock:
-            self._require_running()
+            self._require_running(KernelEvent.RESUME)
             self._go(KernelEvent.RESUME)
             for pair in self._pairs:
                 pair.control.should_pause = 0
@@ -257,24 +262,27 @@ class RingKernel(KernelLife, Closing):
         ------
         TimeoutError
             Not everything was answered in time; the kernel goes on draining.
+        ClosedError
+            Another thread terminated or closed it before everything was answered.
         KernelFailedError, CorruptedError
             It ended by itself before.
         """
         timeout_s = check_timeout(timeout_s)
+        self._require_process()
         with self._lock:
-            self._require_process()
             self._refresh()
             self._raise_if_failed()
             self._go(KernelEvent.DRAIN)
-            if self._state is KernelState.TERMINATED:
+            run = self._run
+            if run is None:
                 return
             self._close_calls()
             for pair in self._pairs:
                 pair.control.should_pause = 0
                 pair.control.should_drain = 1
-            self._wait(self._all_ended, timeout_s, "drain")
-            self._finish()
-            self._raise_if_failed()
+        self._wait(run, never, timeout_s, "drain")
+        if not run.drained or run.error is not None:
+            self._require_still(run, "drain")
 
     def terminate(self, timeout_s: float = 5.0, *, force: bool = False) -> None:
         """End the kernel now. Messages that wait are kept for the next start. Idempotent.
@@ -292,15 +300,16 @@ class RingKernel(KernelLife, Closing):
             A handler does not return. Only the end of its process can end it.
         """
         timeout_s = check_timeout(timeout_s)
+        self._require_process()
         with self._lock:
-            self._require_process()
             self._refresh()
             if self._state is KernelState.CLOSED:
                 raise ClosedError("the ring kernel is closed")
-            if not self._state.running:
+            run = self._run
+            if run is None:
                 return
-            self._close_calls()
-            self._terminate(timeout_s, force)
+            self._tell_to_end(run)
+        self._wait_for_end(run, timeout_s, force)
 
     def close(self) -> None:
         """End the kernel and give everything back. Idempotent.
@@ -311,25 +320,26 @@ class RingKernel(KernelLife, Closing):
             A handler does not return: its thread, or its kernel, and its memory stay until the end
             of the process.
         """
+        if self._state is KernelState.CLOSED or self._pid != os.getpid():
+            self._state = KernelState.CLOSED
+            return
         with self._lock:
-            if self._state is KernelState.CLOSED or self._pid != os.getpid():
-                self._state = KernelState.CLOSED
-                return
+            self._closing = True
             self._refresh()
-            try:
-                if self._state.running:
-                    self._close_calls()
-                    self._terminate(5.0, self.settings.isolated)
-            except BaseException:
-                _left_behind.append((self._memory, self._backend, self._pairs))
-                self._end_watch()
-                self._state = KernelState.CLOSED
-                raise
-            self._go(KernelEvent.CLOSE)
-            for pair in self._pairs:
-                pair.close()
-            self._backend.close()
-            self._memory.close()
+            run = self._run
+            if run is not None:
+                self._tell_to_end(run)
+        try:
+            if run is not None:
+                self._wait_for_end(run, 5.0, self.settings.isolated)
+        except BaseException:
+            self._leave_behind()
+            raise
+        with self._lock:
+            self._give_back()
+        if self._error is not None and not self._told:
+            self._told = True
+            warnings.warn(f"{self!r} failed, and nobody was told: {self._error}", RuntimeWarning, 2)
 
     def __enter__(self) -> Self:
         self.start()
@@ -373,18 +383,6 @@ class RingKernel(KernelLife, Closing):
             f"RingKernel(message={self.spec.message}, device={self.device.name}, "
             f"rings={self.spec.rings}, {self._state.value})"
         )
-
-
-def _weak_check(kernel: RingKernel) -> Callable[[], None]:
-    """Return `_check_waiting` of a kernel that the endpoints do not keep alive."""
-    reference = weakref.ref(kernel)
-
-    def check() -> None:
-        found = reference()
-        if found is not None:
-            found._check_waiting()
-
-    return check
 
 
 def _all_live() -> list[RingKernel]:

@@ -29,7 +29,8 @@ class KernelState(Enum):
     TERMINATED = "terminated"
     """Ended as asked; may be started again."""
     FAILED = "failed"
-    """Ended by itself; may be started again unless the device's context is lost."""
+    """Ended by itself or by force; may be started again unless the device's context, or the process
+    of an isolated kernel, is lost."""
     CLOSED = "closed"
     """Everything was given back."""
 

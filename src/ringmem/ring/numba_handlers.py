@@ -247,8 +247,9 @@ def _pointer(function: python_types.FunctionType, name: str, dtype: np.dtype[Any
     try:
         numba_type = numpy_support.from_dtype(dtype)
     except Exception as error:
+        said = _ANSI.sub("", str(error))
         raise InvalidValueError(
-            f"{location_of(function)}: {name}={dtype} is a dtype that Numba cannot see ({error}); "
+            f"{location_of(function)}: {name}={dtype} is a dtype that Numba cannot see ({said}); "
             "use numbers and arrays of numbers, or write the handler in CUDA C++ (CudaSource)"
         ) from error
     if isinstance(numba_type, types.Record):

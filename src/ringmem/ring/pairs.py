@@ -12,7 +12,7 @@ from ringmem.native.layouts import ControlBlock, TelemetryBuffer
 from ringmem.ring.backend import KernelSpec, PairAddresses, RingMemory
 from ringmem.ring.endpoints import Consumer, Full, Producer
 from ringmem.ring.ring import Ring
-from ringmem.ring.slots import HEADER
+from ringmem.ring.slots import HEADER, host_bytes
 
 __all__ = ["Pair", "PairPlan", "make_pairs", "plan_pair"]
 
@@ -57,6 +57,13 @@ class _Window:
     zeroed: bool = True  # as every backend allocates
 
 
+def _ends_at(header: int, owner: object) -> npt.NDArray[Any]:
+    """View both indices of a ring."""
+    words = {"names": ["tail", "head"], "formats": ["u8", "u8"]}
+    dtype = np.dtype({**words, "offsets": [_PRODUCER_OFFSET, _CONSUMER_OFFSET]})  # type: ignore[call-overload]
+    return np.ndarray((), dtype, buffer=host_bytes(header, HEADER, owner))
+
+
 class Pair:
     """One ring pair from the host's side: both blocks and the host's ends."""
 
@@ -79,6 +86,13 @@ class Pair:
             ring(plan.input, plan.output, spec.message, spec.capacity),
             ring(plan.output, plan.dead_letter, spec.reply, spec.capacity),
             ring(plan.dead_letter, plan.nbytes, spec.message, dead_letters),
+        )
+        self._input_ends = _ends_at(self.addresses.input, memory)
+        output_ends = _ends_at(self.addresses.output, memory)
+        self._answered = (
+            (self._input_ends, "head"),
+            (output_ends, "tail"),
+            (output_ends, "head"),
         )
         shift = memory.device_ptr - memory.ptr
         self._describe_queue("input", ptr + plan.input + shift, spec.message, spec.capacity)
@@ -104,6 +118,17 @@ class Pair:
         for end in (self.producer, self.consumer):
             end.spin_us = spin_us
             end._native.on_wait = on_wait
+
+    def waiting(self) -> int:
+        """Return how many messages were sent and are not answered.
+
+        The kernel says what it took some microseconds after its answers, which may be read by then.
+        """
+        # Before the tail: what is sent meanwhile counts, and none is below zero.
+        answered = [int(ends[end]) for ends, end in self._answered]
+        tail = int(self._input_ends["tail"])
+        waiting = min((tail - index) % 2**64 for index in answered)
+        return min(waiting, self.producer.capacity)
 
     @property
     def raw(self) -> tuple[int, int, int, int, int]:

@@ -28,13 +28,14 @@ class Telemetry:
         Of a message inside the kernel, from seen to answered, by the kernel's clock; messages that
         were found together count with the time of their batch. 0 before the first message.
     queue_depth : int
-        Messages that waited when the kernel last looked.
+        Messages that were sent and are not answered, as far as the kernel has said: those in work
+        are among them. Told by the ring itself, also while the kernel is paused or does not run.
     last_error : int
         The last status of a handler that was not 0; 0: there was none.
     last_processed_ns : int
         The kernel's clock at the last message; 0: there was none.
     record : numpy.ndarray
-        The block as it is in memory (:class:`ringmem.TelemetryBuffer`), shape ``()``.
+        The block as the kernel last wrote it (:class:`ringmem.TelemetryBuffer`), shape ``()``.
     """
 
     processed: int
@@ -53,8 +54,8 @@ class Telemetry:
         return {name: getattr(self, name) for name in names}
 
 
-def read_telemetry(block: TelemetryBuffer) -> Telemetry:
-    """Read a telemetry block that a kernel may be writing."""
+def read_telemetry(block: TelemetryBuffer, queue_depth: int) -> Telemetry:
+    """Read a telemetry block that a kernel may be writing; the depth is of the ring's indices."""
     record = block.to_numpy()
     processed = int(record["processed"])
     none_yet = processed == 0
@@ -64,7 +65,7 @@ def read_telemetry(block: TelemetryBuffer) -> Telemetry:
         latency_mean_ns=0.0 if none_yet else int(record["latency_total_ns"]) / processed,
         latency_min_ns=0 if none_yet else int(record["latency_min_ns"]),
         latency_max_ns=int(record["latency_max_ns"]),
-        queue_depth=int(record["queue_depth"]),
+        queue_depth=queue_depth,
         last_error=int(record["last_error"]),
         last_processed_ns=int(record["last_processed_ns"]),
         record=np.asarray(record),

@@ -91,7 +91,10 @@ void bind_ring_kernel(nb::module_& m) {
            nb::arg("state_nbytes"))
       .def("start",
            [](ring::CpuKernel& self, const std::vector<Addresses>& pairs, double deadline_s) {
-             self.start(pairs_at(pairs), static_cast<u64>(nanoseconds(deadline_s).count()));
+             const std::vector<ring::KernelPair> taken = pairs_at(pairs);
+             const auto deadline_ns = static_cast<u64>(nanoseconds(deadline_s).count());
+             nb::gil_scoped_release release;
+             self.start(taken, deadline_ns);
            },
            nb::arg("pairs"), nb::arg("deadline_s"))
       .def("ended", &ring::CpuKernel::ended)

@@ -19,6 +19,15 @@
 
 namespace ringmem::ring {
 
+namespace {
+
+void open_gate(std::atomic<CpuKernel::Gate>& gate, CpuKernel::Gate to) noexcept {
+  gate.store(to);
+  gate.notify_all();
+}
+
+}  // namespace
+
 // What the threads and their owner share; it lives as long as the last of them.
 struct CpuKernel::Shared {
   struct Ring {
@@ -48,6 +57,30 @@ CpuKernel::~CpuKernel() {
   if (shared_->generation == fork_generation()) join(std::chrono::seconds(1));
 }
 
+// No loop runs before all threads are there: those that spin would leave no core to make the rest.
+void CpuKernel::make_thread(const std::shared_ptr<Shared>& shared, const SharedGate& gate,
+                            CpuLoop&& loop) {
+  {
+    std::lock_guard lock(shared->mutex);
+    ++shared->running;
+  }
+  try {
+    std::thread([shared, gate, loop = std::move(loop)]() mutable {
+      pthread_setname_np(pthread_self(), "ringmem-ring");
+      prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);  // ns; the default of 50 µs would double a nap
+      gate->wait(Gate::shut);
+      if (gate->load() == Gate::open) loop.run();
+      std::lock_guard lock(shared->mutex);
+      --shared->running;
+      shared->done.notify_all();
+    }).detach();
+  } catch (...) {
+    std::lock_guard lock(shared->mutex);
+    --shared->running;
+    throw;
+  }
+}
+
 void CpuKernel::start(const std::vector<KernelPair>& pairs, u64 deadline_ns) {
   if (!ended()) throw InvalidValue("the kernel is running");
   if (pairs.size() != shared_->rings.size()) {
@@ -63,30 +96,21 @@ void CpuKernel::start(const std::vector<KernelPair>& pairs, u64 deadline_ns) {
     loops.emplace_back(pairs[i], shared_->handler, State{state(i), shared_->state_nbytes}, ring.fault,
                        deadline_ns);
   }
-  for (CpuLoop& loop : loops) {
-    {
-      std::lock_guard lock(shared_->mutex);
-      ++shared_->running;
+  const auto gate = std::make_shared<std::atomic<Gate>>(Gate::shut);
+  std::size_t made = 0;
+  try {
+    for (CpuLoop& loop : loops) {
+      make_thread(shared_, gate, std::move(loop));
+      ++made;
     }
-    try {
-      std::thread([shared = shared_, loop = std::move(loop)]() mutable {
-        pthread_setname_np(pthread_self(), "ringmem-ring");
-        prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);  // ns; the default of 50 µs would double a nap
-        loop.run();
-        std::lock_guard lock(shared->mutex);
-        --shared->running;
-        shared->done.notify_all();
-      }).detach();
-    } catch (const std::system_error& error) {
-      for (const KernelPair& pair : pairs) store(pair.control->should_terminate, u32{1});
-      {
-        std::lock_guard lock(shared_->mutex);
-        --shared_->running;
-      }
-      join(std::chrono::seconds(1));
-      throw DriverError(Status::operating_system, "pthread_create", error.what());
-    }
+  } catch (const std::system_error& error) {
+    open_gate(*gate, Gate::cancelled);
+    join(std::chrono::seconds(1));
+    throw DriverError(Status::operating_system, "pthread_create",
+                      std::string(error.what()) + " after " + std::to_string(made) + " of " +
+                          std::to_string(loops.size()) + " rings");
   }
+  open_gate(*gate, Gate::open);
 }
 
 bool CpuKernel::ended() const noexcept {

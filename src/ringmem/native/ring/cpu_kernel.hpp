@@ -2,6 +2,7 @@
 // GPU, over the same layout, with the same control block.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <memory>
@@ -34,8 +35,13 @@ struct IdlePolicy {
   u64 longest_nap_ns = 1'000'000;
 };
 
+class CpuLoop;
+
 class CpuKernel {
  public:
+  enum class Gate { shut, open, cancelled };  // before the loops of one start
+  using SharedGate = std::shared_ptr<std::atomic<Gate>>;
+
   CpuKernel(CpuHandler handler, std::size_t rings, std::size_t state_nbytes);
   CpuKernel(const CpuKernel&) = delete;
   CpuKernel& operator=(const CpuKernel&) = delete;
@@ -58,6 +64,9 @@ class CpuKernel {
 
  private:
   struct Shared;
+  static void make_thread(const std::shared_ptr<Shared>& shared, const SharedGate& gate,
+                          CpuLoop&& loop);
+
   std::shared_ptr<Shared> shared_;
 };
 

@@ -18,6 +18,9 @@ constexpr u64 telemetry_interval_ns = 20'000;
 // are far apart is below it.
 constexpr u64 fast_line_ns = 300;
 constexpr std::chrono::microseconds pause_nap{20};
+// A gap between two looks counts as so small a part of the heartbeat's timeout at most: this process
+// may have been stopped, and with it whoever beats the heart.
+constexpr u64 gaps_in_timeout = 16;
 
 u64 now_ns() noexcept {
   return static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -70,7 +73,7 @@ void CpuLoop::take_over() noexcept {
 }
 
 void CpuLoop::run() {
-  start_ns_ = beat_ns_ = busy_ns_ = now_ns();
+  start_ns_ = looked_ns_ = busy_ns_ = now_ns();
   beat_ = load(pair_.control->heartbeat);
   store(pair_.control->active, u32{1});
   while (reason_ == EndReason::none) {
@@ -101,15 +104,15 @@ void CpuLoop::run() {
 
 CpuLoop::Order CpuLoop::look_at_control(u64 now) noexcept {
   const layout::ControlBlock& control = *pair_.control;
-  const u64 heartbeat = load(control.heartbeat);
-  if (heartbeat != beat_) {
-    beat_ = heartbeat;
-    beat_ns_ = now;
-  }
   const u64 timeout_ns = u64{load(control.heartbeat_timeout_ms)} * 1'000'000;
+  const u64 heartbeat = load(control.heartbeat);
+  silent_ns_ = heartbeat != beat_ ? 0
+                                  : silent_ns_ + std::min(now - looked_ns_, timeout_ns / gaps_in_timeout);
+  beat_ = heartbeat;
+  looked_ns_ = now;
   if (load(control.should_terminate) != 0) {
     reason_ = EndReason::terminated;
-  } else if ((timeout_ns != 0 && now - beat_ns_ > timeout_ns) ||
+  } else if ((timeout_ns != 0 && silent_ns_ > timeout_ns) ||
              (deadline_ns_ != 0 && now - start_ns_ > deadline_ns_)) {
     reason_ = EndReason::orphaned;
   }

@@ -72,7 +72,8 @@ class CpuLoop {
   u64 dead_tail_ = 0;
   EndReason reason_ = EndReason::none;
   bool draining_ = false, paused_ = false;
-  u64 start_ns_ = 0, beat_ = 0, beat_ns_ = 0, busy_ns_ = 0;  // busy: when it last found a message
+  u64 start_ns_ = 0, busy_ns_ = 0;  // busy: when it last found a message
+  u64 beat_ = 0, looked_ns_ = 0, silent_ns_ = 0;  // silent: since the heart last beat
 
   u64 processed_ = 0, published_ = ~u64{0}, published_ns_ = 0, dropped_ = 0, errors_ = 0;
   u64 latency_total_ns_ = 0, latency_max_ns_ = 0, latency_min_ns_ = ~u64{0}, last_ns_ = 0;
