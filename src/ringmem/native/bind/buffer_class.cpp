@@ -109,7 +109,7 @@ void synchronize_uses(Buffer& self) {
   for (const StreamRef& stream : streams) {
     Status status;
     {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       status = stream.device->driver->stream_synchronize(stream.device->ordinal, stream.handle);
     }
     if (!ok(status)) check(status, "cuStreamSynchronize", "for the host to read " + describe(self));
