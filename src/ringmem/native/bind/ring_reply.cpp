@@ -101,8 +101,6 @@ PyObject* throw_in(PyObject*, PyObject* args) {
   return nullptr;
 }
 
-PyObject* close(PyObject*, PyObject*) { Py_RETURN_NONE; }
-
 // Through the loop's queue: for callbacks that come after the reply, and for cancellation.
 bool call_soon(ReplyObject* self, PyObject* callback, PyObject* context) {
   PyObject* args[] = {self->loop, callback, reinterpret_cast<PyObject*>(self), context};
@@ -276,6 +274,7 @@ PyCFunction method(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
 }
 
+// No close(): with it asyncio.wait() would take a reply for a coroutine, and refuse it.
 PyMethodDef methods[] = {
     {"add_done_callback", method(add_done_callback), METH_FASTCALL | METH_KEYWORDS, nullptr},
     {"remove_done_callback", remove_done_callback, METH_O, nullptr},
@@ -289,7 +288,6 @@ PyMethodDef methods[] = {
     {"get_loop", get_loop, METH_NOARGS, nullptr},
     {"send", send, METH_O, nullptr},
     {"throw", throw_in, METH_VARARGS, nullptr},
-    {"close", close, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -322,7 +320,7 @@ void run(PyObject* callback, PyObject* context, PyObject* reply) noexcept {
     PyErr_WriteUnraisable(callback);
     return;
   }
-  PyObject* returned = PyObject_CallOneArg(callback, reply);
+  PyObject* returned = or_park([&] { return PyObject_CallOneArg(callback, reply); });
   if (returned == nullptr) PyErr_WriteUnraisable(callback);
   Py_XDECREF(returned);
   if (context != nullptr && PyContext_Exit(context) != 0) PyErr_WriteUnraisable(callback);
