@@ -622,3 +622,24 @@ def test_times_that_are_none_are_refused(bad):
 def test_capacities_that_are_none_are_refused(bad):
     with pytest.raises(errors.InvalidValueError, match="capacity"):
         Ring("u8", bad)
+
+
+def test_a_wait_for_a_peer_that_ended_says_why_once_it_is_known():
+    """A kernel's ends are closed some moments before its state says so."""
+    asked = []
+
+    def on_wait():
+        asked.append(1)
+        if len(asked) > 5:
+            raise errors.ClosedError("the kernel is terminated")
+
+    for first_closed in ("producer", "consumer"):
+        producer, consumer = ends("u8", 1)
+        producer.send(1)
+        waiting, peer = (consumer, producer) if first_closed == "producer" else (producer, consumer)
+        waiting._native.on_wait = on_wait
+        asked.clear()
+        peer.close()
+        with pytest.raises(errors.ClosedError, match="the kernel is terminated"):
+            _ = [consumer.recv() for _ in range(2)] if waiting is consumer else producer.send(2)
+        assert len(asked) == 6

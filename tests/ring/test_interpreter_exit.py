@@ -9,7 +9,7 @@ import pytest
 from handlers_for_tests import run_script
 
 HEAD = """
-import asyncio, contextlib, threading, time
+import asyncio, contextlib, sys, threading, time, types
 import numpy as np
 import ringmem
 from ringmem import Ring, RingKernel, simulate
@@ -17,7 +17,7 @@ from handlers_for_tests import message, native_echo
 
 class Last:  # keeps the end going until every wait has come back
     def __del__(self, sleep=time.sleep):
-        sleep(0.3)
+        sleep(0.6)
 
 def quiet(work):  # a kernel is ended before the interpreter, and says so
     with contextlib.suppress(ringmem.ClosedError):
@@ -27,7 +27,8 @@ def waiting(work, count=1):
     for _ in range(count):
         threading.Thread(target=quiet, args=(work,), daemon=True).start()
     time.sleep(0.2)
-    globals()["last"] = Last()
+    sys.modules["last"] = types.ModuleType("last")  # no thread keeps that alive
+    sys.modules["last"].last = Last()
 """
 
 WAITS = {
@@ -66,7 +67,7 @@ waiting(kernel.drain)
 kernel.recv()
 """,
     "stream.synchronize": """
-device = simulate(latency_s=0.35).devices[0]
+device = simulate(latency_s=0.5).devices[0]
 stream = device.create_stream()
 event = device.create_event()
 event.record(stream)
@@ -76,10 +77,10 @@ waiting(stream.synchronize)
 device = simulate(latency_s=5).devices[0]
 stream = device.create_stream()
 device.create_event().record(stream)
-waiting(lambda: stream.synchronize(timeout_s=0.35))
+waiting(lambda: stream.synchronize(timeout_s=0.5))
 """,
     "event.synchronize": """
-device = simulate(latency_s=0.35).devices[0]
+device = simulate(latency_s=0.5).devices[0]
 stream = device.create_stream()
 event = device.create_event()
 event.record(stream)
