@@ -218,7 +218,9 @@ def test_nothing_goes_ahead_of_calls_that_wait_for_room() -> None:
     async def main() -> list[int]:
         async with native_echo(capacity=8) as calls:
             kernel = calls.kernel
+            kernel.pause()
             replies = [calls.call(message(i)) for i in range(20)]  # 12 find the ring full
+            kernel.resume()
             time.sleep(0.05)  # the kernel has answered: there is room, but not for others
             with pytest.raises(InvalidValueError, match="12 awaited calls .* wait for room"):
                 kernel.send(np.zeros(2, ECHO))

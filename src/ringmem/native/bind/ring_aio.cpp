@@ -258,8 +258,8 @@ void send(AsyncChannel& channel, const std::byte* record) {
   auto& producer = ends.producer->endpoint;
   const std::uint64_t mine = channel.pending.size() - channel.waiting.size();
   if (ends.unread() != mine || producer.reserved() != 0) [[unlikely]] {
-    throw InvalidValue("replies of messages that were sent on this ring are unread; recv() them "
-                       "first, or call on another ring");
+    throw InvalidValue("replies of messages that were sent on this ring are unread, or slots of it "
+                       "reserved; recv() and commit() first, or call on another ring");
   }
   if (channel.waiting.empty() && producer.send(record, 1) == 1) [[likely]] return;
   require_sound(*ends.producer, "the consumer's index is impossible");
