@@ -144,6 +144,19 @@ TEST(a_commit_beyond_the_reservation_is_cut_to_it) {
   CHECK_EQ(consumer.head(), 2u);
 }
 
+TEST(nothing_is_sent_into_slots_that_are_reserved) {
+  RingMemory ring(4, 56);
+  Producer producer(ring.view);
+  Consumer consumer(ring.view);
+  std::array<std::byte, 56> one{};
+  CHECK_EQ(producer.reserve(2).size(), 2u);
+  CHECK_EQ(producer.send(one.data(), 1), 0u);
+  CHECK_EQ(producer.tail(), 0u);
+  producer.commit(2);
+  CHECK_EQ(producer.send(one.data(), 1), 1u);
+  CHECK_EQ(consumer.poll(4).size(), 3u);
+}
+
 TEST(a_slot_is_ready_when_all_its_lines_are) {
   RingMemory ring(4, 112);
   Producer producer(ring.view);

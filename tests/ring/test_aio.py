@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import handlers_for_tests as h
 import numpy as np
 import pytest
 from handlers_for_tests import ECHO, first, message, native_echo
 
-from ringmem import ClosedError, HandlerError, InvalidValueError, KernelFailedError
+from ringmem import (
+    ClosedError,
+    HandlerError,
+    InvalidValueError,
+    KernelFailedError,
+    RingmemError,
+)
 from ringmem.ring import RingKernel
 
 
@@ -205,3 +212,104 @@ def test_loop_goes_on_while_calls_wait() -> None:
         return turns
 
     assert asyncio.run(main()) == 50
+
+
+def test_nothing_goes_ahead_of_calls_that_wait_for_room() -> None:
+    async def main() -> list[int]:
+        async with native_echo(capacity=8) as calls:
+            kernel = calls.kernel
+            kernel.pause()
+            replies = [calls.call(message(i)) for i in range(20)]  # 12 find the ring full
+            kernel.resume()
+            time.sleep(0.05)  # the kernel has answered: there is room, but not for others
+            with pytest.raises(InvalidValueError, match="12 awaited calls .* wait for room"):
+                kernel.send(np.zeros(2, ECHO))
+            with pytest.raises(InvalidValueError, match="wait for room"):
+                kernel.reserve(1)
+            with pytest.raises(InvalidValueError, match="wait for room"):
+                kernel.call(message(0))
+            found = [first(reply) for reply in await asyncio.gather(*replies)]
+            assert kernel.send(np.zeros(2, ECHO)) == 2
+            assert kernel.recv(2, timeout_s=5)["words"][0][0] == 1
+            return found
+
+    assert asyncio.run(main()) == [i * 3 + 1 for i in range(20)]
+
+
+def test_closing_lets_others_send_again_where_calls_waited_for_room() -> None:
+    async def main() -> None:
+        with native_echo(capacity=2) as kernel:
+            kernel.pause()
+            replies = [kernel.aio.call(message(i)) for i in range(5)]
+            kernel.aio.close()
+            found = await asyncio.gather(*replies, return_exceptions=True)
+            assert [type(one) for one in found] == [ClosedError] * 5
+            kernel.resume()
+            assert first(kernel.call(message(3), timeout_s=5)) == 10
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("read", ["recv", "recv_into"])
+def test_a_call_does_not_lose_its_reply_to_a_thread_that_reads(read: str) -> None:
+    async def main() -> None:
+        with native_echo() as kernel:
+            arguments = () if read == "recv" else (np.zeros(1, ECHO),)
+            ended: list[object] = []
+
+            def reader() -> None:
+                try:
+                    getattr(kernel, read)(*arguments, timeout_s=0.5)
+                except TimeoutError as error:
+                    ended.append(error)
+
+            thread = threading.Thread(target=reader)
+            thread.start()
+            await asyncio.sleep(0.1)
+            with pytest.raises(RingmemError, match="another thread reads replies of this ring"):
+                kernel.aio.call(message(42))
+            assert kernel.aio.pending == 0
+            thread.join()
+            assert len(ended) == 1
+            assert first(await asyncio.wait_for(kernel.aio.call(message(43)), 5)) == 130
+
+    asyncio.run(main())
+
+
+def test_task_groups_and_tasks_take_replies() -> None:
+    async def main() -> list[int]:
+        async with native_echo(capacity=8) as kernel:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(kernel.call(message(i))) for i in range(20)]
+            kernel.kernel.pause()
+            late = asyncio.create_task(kernel.call(message(1)))
+            gone = asyncio.create_task(kernel.call(message(2)))
+            done, left = await asyncio.wait([late, gone], timeout=0.02)
+            assert (done, left) == (set(), {late, gone})
+            gone.cancel()
+            kernel.kernel.resume()
+            done, left = await asyncio.wait([late, gone], timeout=10)
+            assert (done, left) == ({late, gone}, set())
+            assert gone.cancelled()
+            assert first(late.result()) == 4
+            assert first(await kernel.call(message(3))) == 10
+            return [first(task.result()) for task in tasks]
+
+    assert asyncio.run(main()) == [i * 3 + 1 for i in range(20)]
+
+
+def test_a_reader_that_gives_up_before_the_first_batch_takes_nothing() -> None:
+    async def main() -> None:
+        async with native_echo() as calls:
+            kernel = calls.kernel
+            kernel.pause()
+            kernel.send(np.zeros(1, ECHO))
+            assert await asyncio.gather(calls._readable(0), _resume(kernel)) == [True, None]
+            kernel.release()  # nobody polled
+            assert len(kernel.recv(timeout_s=5)) == 1
+
+    asyncio.run(main())
+
+
+async def _resume(kernel: RingKernel) -> None:
+    kernel.resume()

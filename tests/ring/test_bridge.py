@@ -89,6 +89,7 @@ def transcript(strategy, capacity, steps, message=MESSAGE):
             bridge.flush_to_device()
             answered = device.answer(answer)
             bridge.flush_to_host()
+            assert len(bridge.recv(0, timeout_s=0.05)) == 0  # whatever waits
             got = bridge.recv(receive)
             said.append((accepted, answered, got["number"].tolist()))
         counters = dataclasses.astuple(bridge.counters)
@@ -141,6 +142,16 @@ def test_what_was_not_flushed_has_not_arrived():
         assert _native.load_u64(bridge.device_input.header_ptr + TAIL) == 2
         with pytest.raises(TimeoutError):
             bridge.recv(timeout_s=0.01)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+def test_none_at_most_are_none_at_once(strategy):
+    with RingBufferBridge(MESSAGE, 8, "cpu", strategy=strategy) as bridge:
+        assert bridge.recv(max=0, timeout_s=None).tolist() == []
+        assert bridge.recv(max=0).dtype == MESSAGE
+        for bad in (-1, 2.5, "x"):
+            with pytest.raises(InvalidValueError, match="max="):
+                bridge.recv(max=bad)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
@@ -283,6 +294,8 @@ def test_wrong_arguments_are_refused(arguments, options, said):
         RingBufferBridge(*arguments, "cpu", **options)
     with pytest.raises(InvalidValueError, match="interval_us"):
         DmaPolling(interval_us=0)
+    with pytest.raises(InvalidValueError, match="interval_us='x' must be microseconds"):
+        DmaPolling("x")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)

@@ -503,3 +503,143 @@ def test_a_bare_value_is_a_message_of_one_field():
 def test_what_is_no_dtype_is_refused_by_name(message):
     with pytest.raises(errors.InvalidValueError, match="message=.* is no dtype"):
         Ring(message, capacity=8)
+
+
+@pytest.mark.parametrize("capacity", [4, 8])
+@pytest.mark.parametrize("message", ["u8", STRADDLING], ids=str)
+def test_nothing_is_sent_into_slots_that_are_reserved(capacity, message):
+    producer, consumer = ends(message, capacity, "refuse")
+    (view,) = producer.reserve(4)
+    batch = filled(np.dtype(message), 4)
+    view[:] = batch
+    with pytest.raises(errors.InvalidValueError, match="4 slots are reserved and not committed"):
+        producer.send(batch[:1])
+    producer.commit(4)
+    assert same(consumer.recv(timeout_s=1), batch)
+    producer.reserve(2)
+    producer.commit(0)
+    assert producer.send(batch[:1]) == 1
+    assert same(consumer.recv(timeout_s=1), batch[:1])
+
+
+def test_what_was_accepted_before_a_send_was_given_up_is_told():
+    producer, consumer = ends("u8", 8)
+    failed = []
+
+    def send():
+        try:
+            producer.send(np.arange(100, dtype="u8"))
+        except errors.ClosedError as error:
+            failed.append(error.sent)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    while consumer.depth < 8:
+        time.sleep(0.001)
+    assert consumer.recv(5).tolist() == [0, 1, 2, 3, 4]
+    while consumer.depth < 8:
+        time.sleep(0.001)
+    consumer.close()
+    sender.join()
+    assert failed == [13]
+
+
+def test_what_was_only_waited_for_is_not_released():
+    producer, consumer = ends("u8", 8)
+    producer.send([7, 8])
+    assert consumer.wait(1)
+    consumer.release()
+    with pytest.raises(errors.InvalidValueError, match="n=1 is more than the 0 polled"):
+        consumer.release(1)
+    assert consumer.statuses().tolist() == []
+    assert consumer.recv(timeout_s=0).tolist() == [7, 8]
+
+
+def test_release_gives_back_what_the_last_poll_returned():
+    producer, consumer = ends("u8", 8)
+    producer.send([1, 2, 3, 4, 5, 6])
+    assert consumer.poll(5)[0].tolist() == [1, 2, 3, 4, 5]
+    assert consumer.poll(2)[0].tolist() == [1, 2]
+    assert len(consumer.statuses()) == 2
+    with pytest.raises(errors.InvalidValueError, match="the last poll"):
+        consumer.release(3)
+    consumer.release()
+    consumer.release()  # nothing more
+    assert consumer.poll(3)[0].tolist() == [3, 4, 5]
+    consumer.release(1)
+    consumer.release()  # the rest
+    assert consumer.recv(timeout_s=0).tolist() == [6]
+    producer.send([7, 8, 9])
+    assert sum(map(len, consumer.poll())) == 3
+    assert consumer.recv_into(np.zeros(2, "u8")) == 2  # of those
+    consumer.release()
+    assert consumer.recv(timeout_s=0).tolist() == []
+
+
+def test_a_producer_that_is_refused_was_never_there():
+    ring = Ring("u8", 8)
+    consumer = ring.consumer()
+    for bad in ("bogus", None, ["wait"]):
+        with pytest.raises(errors.InvalidValueError, match="must be 'wait', 'refuse' or 'drop'"):
+            ring.producer(bad)
+    with pytest.raises(errors.TimeoutError):
+        consumer.recv(timeout_s=0.05)
+    assert not consumer.peer_closed
+
+
+@pytest.mark.parametrize("bad", [2.5, "3", None, -1, 2**63, 2**70])
+def test_numbers_of_messages_that_are_none_are_refused(bad):
+    for full in ("wait", "refuse", "drop"):
+        producer, consumer = ends("u8", 8, full)
+        calls = [producer.reserve]
+        if bad is not None:
+            calls += [producer.commit, consumer.poll, consumer.release, consumer.recv]
+        for call in calls:
+            with pytest.raises(errors.InvalidValueError, match="must be a whole number from 0 to"):
+                call(bad)
+        assert producer.dropped == 0
+    for call in (consumer.poll, consumer.recv):
+        assert len(call(np.int64(0))) == 0
+
+
+@pytest.mark.parametrize("bad", ["x", None, -1, float("nan"), [1]])
+def test_times_that_are_none_are_refused(bad):
+    producer, consumer = ends("u8", 1)
+    if bad is not None:  # for good
+        with pytest.raises(errors.InvalidValueError, match="timeout_s"):
+            consumer.recv(timeout_s=bad)
+        producer.send(1)
+        with pytest.raises(errors.InvalidValueError, match="timeout_s"):
+            producer.reserve(1, timeout_s=bad)
+        with pytest.raises(errors.InvalidValueError, match="timeout_s"):
+            producer.send(1, timeout_s=bad)
+    if bad != -1:
+        with pytest.raises(errors.InvalidValueError, match="spin_us"):
+            consumer.spin_us = bad
+
+
+@pytest.mark.parametrize("bad", [2**63, 2**64, 2**70, 0, -8, 8.0, "8"])
+def test_capacities_that_are_none_are_refused(bad):
+    with pytest.raises(errors.InvalidValueError, match="capacity"):
+        Ring("u8", bad)
+
+
+def test_a_wait_for_a_peer_that_ended_says_why_once_it_is_known():
+    """A kernel's ends are closed some moments before its state says so."""
+    asked = []
+
+    def on_wait():
+        asked.append(1)
+        if len(asked) > 5:
+            raise errors.ClosedError("the kernel is terminated")
+
+    for first_closed in ("producer", "consumer"):
+        producer, consumer = ends("u8", 1)
+        producer.send(1)
+        waiting, peer = (consumer, producer) if first_closed == "producer" else (producer, consumer)
+        waiting._native.on_wait = on_wait
+        asked.clear()
+        peer.close()
+        with pytest.raises(errors.ClosedError, match="the kernel is terminated"):
+            _ = [consumer.recv() for _ in range(2)] if waiting is consumer else producer.send(2)
+        assert len(asked) == 6

@@ -135,8 +135,10 @@ def test_the_watchdog_tells_on_after_a_callback_that_raised(
         for _ in range(2):
             kernel.call((0, 3))
             kernel.call((0, 0))
-        assert seen == [(0,)] * 2
-        assert raised == [KeyError] * 2
+        # More than these on a machine that lets the kernel's thread wait for so long.
+        assert len(seen) >= 2
+        assert set(seen) == {(0,)}
+        assert raised == [KeyError] * len(seen)
 
 
 def test_a_callback_that_is_none_is_refused() -> None:

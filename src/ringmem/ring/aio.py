@@ -72,12 +72,15 @@ class AsyncKernel:
         ----------
         message, ring
             As for :meth:`RingKernel.call`. Any number of calls may wait at once; where a ring is
-            full they are sent as soon as there is room.
+            full they are sent as soon as there is room, and until then nothing else may be sent on
+            that ring.
 
         Returns
         -------
         awaitable of numpy scalar
-            A future of the running loop; cancelling it drops the reply when it comes.
+            A future of the running loop, for ``await``, ``gather``, ``wait_for``, ``create_task``
+            and task groups (``asyncio.wait`` takes tasks of it); cancelling it drops the reply when
+            it comes.
 
         Raises
         ------
@@ -142,7 +145,7 @@ class AsyncKernel:
                     await asyncio.wait_for(ready.wait(), _CHECK_S)
                 except TimeoutError:
                     self.kernel._check_waiting()
-            if consumer.poll(1)[1]:
+            if consumer.wait(0):
                 return True
             self.kernel._refresh()
             self.kernel._raise_if_failed()

@@ -11,6 +11,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ringmem.device import Device, MemoryVisibility, as_stream
@@ -22,7 +23,7 @@ from ringmem.native.errors import (
 )
 from ringmem.native.locks import Lock
 from ringmem.ring.bridge_memory import DeviceRing, Direction
-from ringmem.ring.endpoints import check_timeout
+from ringmem.ring.endpoints import check_count, check_timeout
 from ringmem.ring.slots import message_dtype
 from ringmem.ring.strategies import Async, DmaPolling, Strategy, Unified, choose_strategy
 
@@ -181,20 +182,22 @@ class RingBufferBridge(Closing):
         Returns
         -------
         numpy.ndarray
-            Copies; empty only where `timeout_s` is 0.
+            Copies; empty only where `timeout_s` or `max` is 0.
 
         Raises
         ------
         TimeoutError
             None arrived in time. With a copying strategy they arrive by :meth:`flush_to_host`.
         InvalidValueError
-            `timeout_s` is no time.
+            `timeout_s` is no time, or `max` no number of messages.
         CorruptedError
             The device wrote a message that does not belong there.
         """
         self._check()
         timeout_s = check_timeout(timeout_s)
-        limit = self.capacity if max is None else max
+        limit = self.capacity if max is None else check_count("max", max)
+        if limit == 0:
+            return np.empty(0, self.message)
         mover = self._out.mover
         if mover is None:
             return self._consumer.recv(limit, timeout_s)

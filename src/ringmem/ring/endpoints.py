@@ -5,6 +5,8 @@ The protocol itself is native. Here are the views, the policies and the words of
 
 from __future__ import annotations
 
+from numbers import Real
+from operator import index
 from typing import Any, Literal, get_args, overload
 
 import numpy as np
@@ -16,17 +18,28 @@ from ringmem.native.closing import Closing
 from ringmem.native.errors import InvalidValueError
 from ringmem.ring.slots import Slots
 
-__all__ = ["Consumer", "Full", "Producer", "check_timeout"]
+__all__ = ["Consumer", "Full", "Producer", "check_count", "check_full", "check_timeout"]
 
 Full = Literal["wait", "refuse", "drop"]
 """What a producer does when the ring is full: wait for room, accept what fits, or accept what fits
 and count the rest as dropped."""
 
 
-def _count(name: str, value: int) -> int:
-    if value < 0:
-        raise InvalidValueError(f"{name}={value} must not be negative")
-    return int(value)
+def check_count(name: str, value: int) -> int:
+    """Return a number of messages as an int; refuse what is none."""
+    try:
+        count = index(value)
+    except TypeError:
+        count = -1
+    if not 0 <= count < 1 << 63:
+        raise InvalidValueError(f"{name}={value!r} must be a whole number from 0 to 2**63 - 1")
+    return count
+
+
+def check_full(full: Full) -> None:
+    """Refuse what is no policy."""
+    if full not in get_args(Full):
+        raise InvalidValueError(f"full={full!r} must be 'wait', 'refuse' or 'drop'")
 
 
 @overload
@@ -69,6 +82,8 @@ class _Endpoint(Closing):
 
     @spin_us.setter
     def spin_us(self, value: float) -> None:
+        if not isinstance(value, Real):
+            raise InvalidValueError(f"spin_us={value!r} must be a number of microseconds")
         self._native.spin_us = value
 
     @property
@@ -104,8 +119,7 @@ class Producer(_Endpoint):
 
     def __init__(self, native: Any, slots: Slots, full: Full) -> None:
         super().__init__(slots)
-        if full not in get_args(Full):
-            raise InvalidValueError(f"full={full!r} must be 'wait', 'refuse' or 'drop'")
+        check_full(full)
         self._native = native
         self._staged: npt.NDArray[Any] | None = None
         self.full: Full = full
@@ -138,7 +152,7 @@ class Producer(_Endpoint):
         ClosedError
             This end is closed; or the other is, and the ring is full.
         """
-        start, count = self._native.reserve(_count("n", n), self.full == "wait", timeout_s)
+        start, count = self._native.reserve(check_count("n", n), self.full == "wait", timeout_s)
         if self.full == "drop" and count < n:
             self._native.drop(n - count)
         if self._slots.messages is not None:
@@ -155,7 +169,7 @@ class Producer(_Endpoint):
             More than were reserved.
         """
         reserved = self._native.reserved
-        n = reserved if n is None else _count("n", n)
+        n = reserved if n is None else check_count("n", n)
         if self._staged is None or n > reserved:
             self._native.commit(n)
             return
@@ -183,13 +197,18 @@ class Producer(_Endpoint):
         Raises
         ------
         TimeoutError
-            With ``full="wait"``: not everything was accepted in time. Its ``sent`` says how much.
+            With ``full="wait"``: not everything was accepted in time.
         InvalidValueError
-            The batch is of another dtype.
+            The batch is of another dtype; or slots are reserved: :meth:`commit` first.
         CorruptedError
             The consumer's index is impossible.
         ClosedError
             This end is closed; or the other is, and the ring is full.
+
+        Notes
+        -----
+        What ends a wait for room, be it one of these errors or Ctrl-C, has the attribute ``sent``:
+        how many messages were accepted before. They will be delivered.
         """
         sent, given = self._native.send(batch, self.full == "wait", timeout_s)
         if sent < given:
@@ -265,7 +284,7 @@ class Consumer(_Endpoint):
         CorruptedError
             A line carries a sequence that does not belong there.
         """
-        start, count = self._native.poll(self.capacity if max is None else _count("max", max))
+        start, count = self._native.poll(self.capacity if max is None else check_count("max", max))
         if self._slots.messages is not None:
             return self._slots.runs(self._slots.messages, start, count)
         if count == 0:
@@ -274,23 +293,35 @@ class Consumer(_Endpoint):
         return (copies[: self._native.peek(copies)],)
 
     def statuses(self) -> npt.NDArray[np.int32]:
-        """Return a copy of the handler statuses of the polled messages (0 for plain ones)."""
-        start, count = self._native.poll(0)[0], self._native.polled
+        """Return a copy of the handler statuses of the polled messages (0 for plain ones).
+
+        These are the messages that the last :meth:`poll` returned and that were not released yet.
+        """
+        start, count = self._native.head & (self.capacity - 1), self._native.shown
         runs = self._slots.runs(self._slots.statuses, start, count)
         return np.concatenate(runs) if runs else np.empty(0, np.int32)
 
     def release(self, n: int | None = None) -> None:
-        """Give the first `n` polled slots (default: all) back to the producer.
+        """Give the first `n` polled slots back to the producer.
+
+        Parameters
+        ----------
+        n : int, optional
+            Default: all that the last :meth:`poll` returned and that were not released yet. What
+            an earlier poll returned beyond them, or what :meth:`wait` saw, comes again.
 
         Raises
         ------
         InvalidValueError
-            More than were polled.
+            More than that.
         """
-        self._native.release(self._native.polled if n is None else _count("n", n))
+        if n is None:
+            self._native.release_shown()
+        else:
+            self._native.release(check_count("n", n))
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until a message is there; False if none came within `timeout_s`.
+        """Wait until a message is there; False if none came within `timeout_s`. It takes none.
 
         Raises
         ------
@@ -327,7 +358,7 @@ class Consumer(_Endpoint):
         CorruptedError
             A line carries a sequence that does not belong there.
         """
-        limit = self.capacity if max is None else _count("max", max)
+        limit = self.capacity if max is None else check_count("max", max)
         if limit and not self._native.wait(timeout_s) and timeout_s:
             raise errors.TimeoutError(f"no message within timeout_s={timeout_s}")
         out = np.empty(self._native.poll(limit)[1], self.message)

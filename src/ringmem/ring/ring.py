@@ -15,7 +15,7 @@ from ringmem.native import _native
 from ringmem.native.closing import Closing
 from ringmem.native.errors import ClosedError, InvalidValueError
 from ringmem.native.locks import Lock
-from ringmem.ring.endpoints import Consumer, Full, Producer
+from ringmem.ring.endpoints import Consumer, Full, Producer, check_full
 from ringmem.ring.slots import Slots, host_bytes, message_dtype
 
 __all__ = ["Ring", "poll_interval_us", "set_poll_interval_us"]
@@ -103,7 +103,7 @@ class Ring(Closing):
     @staticmethod
     def nbytes_for(message: npt.DTypeLike, capacity: int) -> int:
         """Return the bytes that a ring of `capacity` slots needs, header included."""
-        if not isinstance(capacity, int | np.integer) or capacity < 1:
+        if not isinstance(capacity, int | np.integer) or not 1 <= capacity < 1 << 63:
             raise InvalidValueError(f"capacity={capacity!r} must be a power of two of slots")
         return int(_native.ring_nbytes(capacity, message_dtype(message).itemsize))
 
@@ -142,10 +142,11 @@ class Ring(Closing):
         Raises
         ------
         InvalidValueError
-            The end is held already.
+            The end is held already, or `full` is none of the three.
         ClosedError
             The ring is closed.
         """
+        check_full(full)  # before the consumer sees an end that comes and goes
         slots = self._live()
         native = _native.RingProducer(self.ptr, self.nbytes, self.message, self._owner, force)
         # Who attaches to memory of our own takes messages in order: the endpoints do.

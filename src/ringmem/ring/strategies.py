@@ -6,6 +6,7 @@ The choice is a pure function of the device's memory visibility.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import ClassVar, TypeAlias
 
 from ringmem.device import MemoryVisibility, VisibilityDecision
@@ -84,8 +85,10 @@ class DmaPolling:
     copies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not self.interval_us >= 1:
-            raise InvalidValueError(f"interval_us={self.interval_us} must be at least 1")
+        if not (isinstance(self.interval_us, Real) and self.interval_us >= 1):
+            raise InvalidValueError(
+                f"interval_us={self.interval_us!r} must be microseconds, at least 1"
+            )
 
 
 Strategy: TypeAlias = Mapped | Unified | Sync | Async | DmaPolling

@@ -70,7 +70,7 @@ bool stream_closed(const AllocationObject* self) noexcept {
 std::shared_ptr<PyObject> held(PyObject* object) {
   return std::shared_ptr<PyObject>(Py_XNewRef(object), [](PyObject* last) {
     if (!last || !nb::is_alive()) return;
-    const nb::gil_scoped_acquire gil;
+    const HoldGil gil;
     Py_DECREF(last);
   });
 }
@@ -126,7 +126,7 @@ Status give_back(AllocationObject* self, const StreamHandle* stream) noexcept {
   if (stream_closed(self)) [[unlikely]] {
     status = free_after_everything(self, stream);
   } else if (self->allocator->may_block()) [[unlikely]] {
-    const nb::gil_scoped_release release;
+    const ReleaseGil release;
     status = self->allocator->deallocate(self->block, stream ? *stream : self->stream);
   } else {
     status = self->allocator->deallocate(self->block, stream ? *stream : self->stream);
@@ -372,10 +372,10 @@ PyObject* allocate_fast(const AllocationSource& source, PyObject* const* args, P
     }
     Block block;
     if (parsed.alignment != 0) [[unlikely]] {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       block = source.allocate_aligned(*source.allocator, parsed.nbytes, stream, parsed.alignment);
     } else if (!source.allocator->try_allocate(parsed.nbytes, stream, &block)) [[unlikely]] {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       block = source.allocator->allocate(parsed.nbytes, stream);
     }
     AllocationObject* object = new_object();

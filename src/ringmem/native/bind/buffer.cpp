@@ -286,7 +286,7 @@ Status Buffer::give_back(const StreamRef& last, bool finalizing) {
     free_later(*this, last, others_);
     return Status::success;
   }
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   return allocator->deallocate(block, last.handle);
 }
 

@@ -30,12 +30,12 @@ class PythonAllocator final : public Allocator {
       object_.release();
       return;
     }
-    nb::gil_scoped_acquire gil;
+    HoldGil gil;
     object_.reset();
   }
 
   Block allocate(std::size_t nbytes, StreamHandle stream) override {
-    nb::gil_scoped_acquire gil;
+    HoldGil gil;
     nb::object answer = object_.attr("allocate")(nbytes, stream);
     Block block;
     block.nbytes = nbytes;
@@ -54,7 +54,7 @@ class PythonAllocator final : public Allocator {
       }
     }
     try {
-      nb::gil_scoped_acquire gil;
+      HoldGil gil;
       try {
         object_.attr("deallocate")(block.ptr, block.nbytes, stream);
       } catch (nb::python_error& error) {
@@ -143,7 +143,7 @@ void retire_reaper() {
   Reaper& reaper = Reaper::instance();
   bool done;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     done = reaper.flush(exit_wait_s);
   }
   reaper.retire();
@@ -183,7 +183,7 @@ void bind_buffer_allocators(nb::module_& m) {
   m.def("flush_reaper", [](double timeout_s) {
     bool done;
     {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       done = Reaper::instance().flush(timeout_s);
     }
     Reaper::instance().collect();

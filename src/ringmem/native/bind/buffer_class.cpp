@@ -83,7 +83,7 @@ nb::list closed_streams_of(const Buffer& self) {
 void order_after(NativeStream& stream, NativeDevice& device, StreamHandle later) {
   Status status;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     status = order_after_closed(stream, device.ordinal, later);
   }
   check(status, "cuStreamWaitEvent", "for a closed stream of " + stream.device->name);
@@ -99,7 +99,7 @@ void synchronize_closed(NativeStream& stream, nb::handle timeout) {
     status = poll([&] { return driver.event_query(device, event); }, *timeout_s);
     if (status == Status::not_ready) raise_timeout("a closed stream still has pending work", *timeout_s);
   } else {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     status = wait_for_closed(stream);
   }
   check(status, "cuEventSynchronize", "of a closed stream of " + stream.device->name);
@@ -115,7 +115,7 @@ void let_wait(Buffer& self, NativeDevice& device, StreamHandle handle) {
     if (stream.same_as(consumer)) continue;
     Status status;
     {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       status = wait_on_device(consumer, stream);
     }
     check(status, "cuStreamWaitEvent");
@@ -151,7 +151,7 @@ void synchronize_uses(Buffer& self) {
   for (const StreamRef& stream : streams) {
     Status status;
     {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       status = stream.closed() ? wait_for_closed(*stream.object())
                                : stream.device->driver->stream_synchronize(stream.device->ordinal,
                                                                            stream.handle);

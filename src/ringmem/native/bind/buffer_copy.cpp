@@ -69,7 +69,7 @@ void copy_direct(Buffer& dst, Buffer& src, Buffer& lead, nb::handle stream) {
   NativeDevice& device = *lead.device;
   Status status;
   if (dst.kind == MemoryKind::host || src.kind == MemoryKind::host) {
-    nb::gil_scoped_release release;  // pageable memory: the call may block
+    ReleaseGil release;  // pageable memory: the call may block
     status = device.driver->copy_async(device.ordinal, dst.ptr, src.ptr, dst.nbytes, order.handle);
   } else {
     status = device.driver->copy_async(device.ordinal, dst.ptr, src.ptr, dst.nbytes, order.handle);
@@ -157,7 +157,7 @@ class Filler {
     NativeDevice& device = *buffer_.device;
     Status status;
     {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       status = device.driver->copy_async(device.ordinal, buffer_.ptr,
                                          reinterpret_cast<DevicePtr>(pattern), period,
                                          order_.handle);

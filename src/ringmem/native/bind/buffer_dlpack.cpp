@@ -27,7 +27,7 @@ template <class Managed>
 void delete_export(Managed* managed) {
   auto* exported = static_cast<Export<Managed>*>(managed->context);
   if (nb::is_alive()) {
-    nb::gil_scoped_acquire gil;
+    HoldGil gil;
     Py_DECREF(exported->hold);
   }
   delete exported;

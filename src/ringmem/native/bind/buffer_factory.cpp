@@ -94,7 +94,7 @@ Block take(Allocator& allocator, MemoryKind kind, std::size_t nbytes, StreamHand
   if (kind == MemoryKind::device && !allocator.allocate_may_block()) [[likely]] {
     return allocator.allocate(nbytes, stream);
   }
-  nb::gil_scoped_release release;  // page-locking 1 GiB takes 0.4 s, and a pool may wait
+  ReleaseGil release;  // page-locking 1 GiB takes 0.4 s, and a pool may wait
   return allocator.allocate(nbytes, stream);
 }
 
@@ -211,7 +211,7 @@ nb::object borrow_memory(int kind, DevicePtr ptr, nb::handle shape, nb::handle d
 std::shared_ptr<void> hold(nb::handle object) {
   return std::shared_ptr<void>(object.inc_ref().ptr(), [](void* held) {
     if (!nb::is_alive()) return;
-    nb::gil_scoped_acquire gil;
+    HoldGil gil;
     Py_DECREF(static_cast<PyObject*>(held));
   });
 }
@@ -230,7 +230,7 @@ nb::object pin_memory(DevicePtr ptr, nb::handle shape, nb::handle dtype, nb::han
     auto memory = std::make_shared<RegisteredMemory>(native->driver, native->ordinal, flags,
                                                      hold(owner));
     {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       buffer.block = memory->adopt(ptr, buffer.nbytes);
     }
     buffer.ptr = ptr;

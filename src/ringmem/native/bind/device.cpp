@@ -42,7 +42,7 @@ void init_device(NativeDevice* self, DriverRef driver, int ordinal) {
   int count = 0;
   Status status;
   {
-    nb::gil_scoped_release release;  // may load and initialize the driver
+    ReleaseGil release;  // may load and initialize the driver
     status = driver->device_count(&count);
   }
   check(status, "cuDeviceGetCount");
@@ -62,7 +62,7 @@ std::pair<std::size_t, std::size_t> memory_info(NativeDevice& self) {
   MemoryInfo info;
   Status status;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     status = self.driver->memory_info(self.ordinal, &info);
   }
   check(status, "cuMemGetInfo", "on " + self.name);
@@ -72,7 +72,7 @@ std::pair<std::size_t, std::size_t> memory_info(NativeDevice& self) {
 void synchronize(NativeDevice& self) {
   Status status;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     status = self.driver->synchronize(self.ordinal);
   }
   check(status, "cuCtxSynchronize", "on " + self.name);
@@ -111,7 +111,7 @@ void bind_allocators(nb::module_& m) {
       .def("trim", [](StreamOrderedAllocator& self, std::size_t keep_bytes) {
         Status status;
         {
-          nb::gil_scoped_release release;
+          ReleaseGil release;
           status = self.trim(keep_bytes);
         }
         check(status, "cuMemPoolTrimTo");

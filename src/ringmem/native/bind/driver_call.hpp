@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/gil.hpp"
 #include "driver/driver.hpp"
 #include "driver/operations.hpp"
 
@@ -37,7 +38,7 @@ std::string describe(const Driver& driver, Status status, const std::vector<Argu
 // Calls without the GIL; the status is the caller's to judge.
 template <class Call>
 Status status_of(Call&& call) {
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   return call();
 }
 

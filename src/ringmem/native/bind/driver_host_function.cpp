@@ -56,7 +56,7 @@ void run(void* argument) {
 void close_down() {
   constexpr auto patience = std::chrono::seconds(5);
   closing.store(true);
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   const auto deadline = std::chrono::steady_clock::now() + patience;
   while (running.load() != 0 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

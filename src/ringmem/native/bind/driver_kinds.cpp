@@ -23,7 +23,7 @@ using namespace nb::literals;
 struct WithoutGil {
   void operator()(HostDriver* driver) const {
     if (nb::is_alive() && PyGILState_Check()) {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       delete driver;
     } else {
       delete driver;

@@ -58,7 +58,7 @@ void synchronize_event(NativeEvent& self, nb::handle timeout) {
   if (!timeout_s) {
     Status status;
     {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       status = driver.event_synchronize(ordinal, self.handle);
     }
     return check(status, "cuEventSynchronize", "on " + describe(self));

@@ -83,7 +83,7 @@ nb::dict statistics(NativeArenaPool& self) {
 
 template <class Call>
 auto without_gil(Call&& call) {
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   return call();
 }
 

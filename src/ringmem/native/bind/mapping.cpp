@@ -17,7 +17,7 @@ void bind_physical(nb::module_& m) {
           "create",
           [](const NativeDevice& device, std::size_t nbytes, PlainLocation location,
              bool shareable, bool rdma) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             return PhysicalMemory::create(device.driver, nbytes,
                                           PhysicalProps{location_of(location), shareable, rdma});
           },
@@ -25,13 +25,13 @@ void bind_physical(nb::module_& m) {
       .def_static(
           "import_fd",
           [](const NativeDevice& device, int fd, std::size_t nbytes, PlainLocation location) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             return PhysicalMemory::import_fd(device.driver, fd, nbytes,
                                              PhysicalProps{location_of(location), true, false});
           },
           "device"_a, "fd"_a, "nbytes"_a, "location"_a)
-      .def("export_fd", &PhysicalMemory::export_fd, nb::call_guard<nb::gil_scoped_release>())
-      .def("close", &PhysicalMemory::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("export_fd", &PhysicalMemory::export_fd, nb::call_guard<ReleaseGil>())
+      .def("close", &PhysicalMemory::close, nb::call_guard<ReleaseGil>())
       .def_prop_ro("handle", &PhysicalMemory::handle)
       .def_prop_ro("nbytes", &PhysicalMemory::nbytes)
       .def_prop_ro("shareable", [](const PhysicalMemory& self) { return self.props().shareable; })
@@ -45,7 +45,7 @@ void bind_range(nb::module_& m) {
       .def_static(
           "reserve",
           [](const NativeDevice& device, std::size_t nbytes, std::size_t alignment) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             return AddressRange::reserve(device.driver, nbytes, alignment,
                                          PhysicalProps{Location{LocationKind::device,
                                                                 device.ordinal}});
@@ -55,11 +55,11 @@ void bind_range(nb::module_& m) {
           "map",
           [](AddressRange& self, const PhysicalRef& physical, std::size_t offset,
              const PlainGrants& grants) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             return self.map(physical, offset, grants_of(grants));
           },
           "physical"_a, "offset"_a, "grants"_a)
-      .def("close", &AddressRange::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &AddressRange::close, nb::call_guard<ReleaseGil>())
       .def_prop_ro("ptr", &AddressRange::ptr)
       .def_prop_ro("nbytes", &AddressRange::nbytes)
       .def_prop_ro("granularity", &AddressRange::granularity)
@@ -72,21 +72,21 @@ void bind_mapped(nb::module_& m) {
       .def(
           "set_access",
           [](MappedRange& self, const PlainGrants& grants) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             self.set_access(grants_of(grants));
           },
           "grants"_a)
       .def(
           "get_access",
           [](const MappedRange& self, PlainLocation location) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             return static_cast<int>(self.get_access(location_of(location)));
           },
           "location"_a)
       .def(
           "unmap",
           [](MappedRange& self, const PlainStreams& streams, const PlainStreams& events) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             self.unmap(streams_of(streams), events_of(events));
           },
           "streams"_a, "events"_a)

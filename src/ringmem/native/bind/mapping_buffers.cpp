@@ -33,7 +33,7 @@ void bind_growable(nb::module_& m) {
           "create",
           [](const NativeDevice& device, std::size_t max_nbytes, const PlainGrants& grants,
              bool shareable, std::size_t max_handle_nbytes) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             return Growable::create(device.driver,
                                     GrowableOptions{max_nbytes, props_of(device, shareable),
                                                     grants_of(grants), max_handle_nbytes});
@@ -43,7 +43,7 @@ void bind_growable(nb::module_& m) {
           "attach",
           [](const NativeDevice& device, const std::vector<std::pair<int, std::size_t>>& parts,
              const PlainGrants& grants) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             std::vector<PhysicalRef> memories;
             for (const auto& [fd, nbytes] : parts) {
               memories.push_back(
@@ -57,44 +57,44 @@ void bind_growable(nb::module_& m) {
       .def(
           "resize",
           [](Growable& self, std::size_t nbytes, const PlainStreams& streams) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             self.resize(nbytes, streams_of(streams));
           },
           "nbytes"_a, "streams"_a)
-      .def("grow", &Growable::grow, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("grow", &Growable::grow, "nbytes"_a, nb::call_guard<ReleaseGil>())
       .def("reserve_ahead", &Growable::reserve_ahead, "nbytes"_a,
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<ReleaseGil>())
       .def(
           "set_access",
           [](Growable& self, const PlainGrants& grants) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             self.set_access(grants_of(grants));
           },
           "grants"_a)
-      .def("settle", &Growable::settle, nb::call_guard<nb::gil_scoped_release>())
+      .def("settle", &Growable::settle, nb::call_guard<ReleaseGil>())
       .def("pin", &Growable::pin, "nbytes"_a)
       .def("unpin", &Growable::unpin, "nbytes"_a)
       .def(
           "close",
           [](Growable& self, const PlainStreams& streams) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             self.close(streams_of(streams));
           },
           "streams"_a)
       .def(
           "abandon",
           [](Growable& self, const PlainStreams& streams) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             self.abandon(streams_of(streams));
           },
           "streams"_a)
-      .def("memories", &Growable::memories, nb::call_guard<nb::gil_scoped_release>())
+      .def("memories", &Growable::memories, nb::call_guard<ReleaseGil>())
       .def_prop_ro("ptr", &Growable::ptr)
       .def_prop_ro("nbytes", &Growable::nbytes)
       .def_prop_ro("committed", &Growable::committed)
       .def_prop_ro("reserved", &Growable::reserved)
       .def_prop_ro("granularity", &Growable::granularity)
-      .def_prop_ro("handles", &Growable::handles, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("handles", &Growable::handles, nb::call_guard<ReleaseGil>())
       .def_prop_ro("worker_status",
                    [](const Growable& self) { return static_cast<int>(self.worker_status()); })
       .def_prop_ro("closed", &Growable::closed);
@@ -106,7 +106,7 @@ void bind_sparse(nb::module_& m) {
           "create",
           [](const NativeDevice& device, std::size_t nbytes, std::size_t page_nbytes,
              const PlainGrants& grants, bool shareable, bool read_zero, std::size_t cache_nbytes) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             return Sparse::create(device.driver,
                                   SparseOptions{nbytes, page_nbytes, props_of(device, shareable),
                                                 grants_of(grants), read_zero, cache_nbytes});
@@ -116,43 +116,43 @@ void bind_sparse(nb::module_& m) {
       .def(
           "map",
           [](Sparse& self, const PlainRuns& runs) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             self.map(runs_of(runs));
           },
           "runs"_a)
       .def(
           "unmap",
           [](Sparse& self, const PlainRuns& runs, const PlainStreams& streams) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             self.unmap(runs_of(runs), streams_of(streams));
           },
           "runs"_a, "streams"_a)
-      .def("settle", &Sparse::settle, nb::call_guard<nb::gil_scoped_release>())
+      .def("settle", &Sparse::settle, nb::call_guard<ReleaseGil>())
       .def(
           "pin",
           [](Sparse& self, std::size_t first, std::size_t count) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             self.pin({first, count});
           },
           "first"_a, "count"_a)
       .def(
           "unpin",
           [](Sparse& self, std::size_t first, std::size_t count) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             self.unpin({first, count});
           },
           "first"_a, "count"_a)
       .def(
           "close",
           [](Sparse& self, const PlainStreams& streams) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             self.close(streams_of(streams));
           },
           "streams"_a)
       .def(
           "abandon",
           [](Sparse& self, const PlainStreams& streams) {
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             self.abandon(streams_of(streams));
           },
           "streams"_a)
@@ -181,7 +181,7 @@ void bind_mapping_buffers(nb::module_& m) {
   m.def("set_recycle_limit", &Recycler::set_limit, "nbytes"_a);
   m.def("recycle_limit", &Recycler::limit);
   m.def("mapping_thread_running", &Worker::running);
-  m.def("finish_mapping_thread", &Worker::finish, nb::call_guard<nb::gil_scoped_release>());
+  m.def("finish_mapping_thread", &Worker::finish, nb::call_guard<ReleaseGil>());
 }
 
 }  // namespace ringmem::bind

@@ -101,7 +101,7 @@ void bind_driver_pool(nb::module_& m) {
       .def("native_destroy", [](NativeDriverPool& self, bool when_unused) {
         DriverPool::Destroyed done;
         {
-          nb::gil_scoped_release released;
+          ReleaseGil released;
           done = self.pool->destroy(when_unused);
         }
         return std::pair(done.refused, static_cast<int>(done.status));

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "bind/gil.hpp"
 #include "driver/driver.hpp"
 #include "memory/allocator.hpp"
 

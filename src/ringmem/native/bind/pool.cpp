@@ -150,7 +150,7 @@ DevicePtr allocate_ptr(NativePool& self, std::size_t nbytes, nb::handle stream) 
   const StreamHandle handle = stream_of(stream, *self.device);
   Block block;
   if (!self.allocator->try_allocate(nbytes, handle, &block)) {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     block = self.allocator->allocate(nbytes, handle);
   }
   return block.ptr;
@@ -193,7 +193,7 @@ std::optional<std::size_t> none_if_unlimited(std::size_t nbytes) {
 
 template <class Call>
 auto without_gil(Call&& call) {
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   return call();
 }
 
@@ -243,7 +243,7 @@ PyObject* empty_fast(MemoryKind kind, const std::shared_ptr<Allocator>& allocato
     Block block;
     const std::size_t nbytes = spec.nbytes;
     if (nbytes && !allocator->try_allocate(nbytes, stream.handle, &block)) [[unlikely]] {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       block = allocator->allocate(nbytes, stream.handle);
     }
     return make_buffer(kind, block, allocator, std::move(spec), nb::find(*device),

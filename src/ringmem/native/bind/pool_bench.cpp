@@ -159,7 +159,7 @@ double time_threads(Allocator& allocator, std::size_t nbytes,
 
 template <class Call>
 auto without_gil(Call&& call) {
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   return call();
 }
 

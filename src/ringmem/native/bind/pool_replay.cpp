@@ -64,7 +64,7 @@ class Replay {
     };
     ReplayResult result;
     {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       result = replay(*allocator_, events_, options);
     }
     return as_dict(result);

@@ -96,14 +96,14 @@ void connect_callbacks(nb::handle_t<NativePool> self) {
   if (!reference) nb::raise_python_error();
   std::shared_ptr<PyObject> weak(reference, [](PyObject* held) {
     if (!nb::is_alive()) return;
-    const nb::gil_scoped_acquire gil;
+    const HoldGil gil;
     Py_DECREF(held);
   });
   native.callbacks.push_back(native.pool->add_callback(
       [weak, pool = native.pool.get(), debug = native.debug.get()](std::size_t requested,
                                                                    const PoolStatistics& now) {
         if (!nb::is_alive()) return false;
-        const nb::gil_scoped_acquire gil;
+        const HoldGil gil;
         return ask(*pool, debug, weak.get(), requested, now);
       }));
 }
@@ -157,7 +157,7 @@ nb::list take_reports(NativePool& self) {
 // Debug mode reports with the place of the Python code that runs; without one where none does.
 std::string python_place() {
   if (!nb::is_alive()) return {};
-  const nb::gil_scoped_acquire gil;
+  const HoldGil gil;
   const nb::error_scope keep;
   try {
     const nb::object place = place_of_call();

@@ -19,7 +19,7 @@ using mapping::ResidentOptions;
 Resident::Report report_to(nb::handle callback) {
   if (callback.is_none()) return {};
   return [callback](std::size_t done, std::size_t total) {
-    nb::gil_scoped_acquire acquire;
+    HoldGil acquire;
     callback(done, total);
   };
 }
@@ -28,7 +28,7 @@ std::shared_ptr<Resident> create(const NativeDevice& device, const std::string& 
                                  std::size_t reserve_nbytes, std::size_t min_handle_nbytes,
                                  std::size_t slot_nbytes, std::size_t piece_nbytes,
                                  unsigned builders, std::size_t wake_step_nbytes) {
-  nb::gil_scoped_release release;
+  ReleaseGil release;
   return Resident::create(
       device.driver,
       ResidentOptions{tag, static_cast<Backup>(backup),
@@ -59,7 +59,7 @@ void bind_residency(nb::module_& m) {
           "sleep",
           [](Resident& self, const PlainStreams& streams, nb::handle report) {
             const Resident::Report call = report_to(report);
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             self.sleep(streams_of(streams), call);
           },
           "streams"_a, "report"_a.none())
@@ -67,13 +67,13 @@ void bind_residency(nb::module_& m) {
           "wake",
           [](Resident& self, nb::handle report) {
             const Resident::Report call = report_to(report);
-            nb::gil_scoped_release release;
+            ReleaseGil release;
             self.wake(call);
           },
           "report"_a.none())
-      .def("trim", &Resident::trim, nb::call_guard<nb::gil_scoped_release>())
-      .def("close", &Resident::close, nb::call_guard<nb::gil_scoped_release>())
-      .def("drop_backup", &Resident::drop_backup, nb::call_guard<nb::gil_scoped_release>())
+      .def("trim", &Resident::trim, nb::call_guard<ReleaseGil>())
+      .def("close", &Resident::close, nb::call_guard<ReleaseGil>())
+      .def("drop_backup", &Resident::drop_backup, nb::call_guard<ReleaseGil>())
       .def_prop_ro("state", &state_of)
       .def_prop_ro("ptr", &Resident::ptr)
       .def_prop_ro("reserved", &Resident::reserved)

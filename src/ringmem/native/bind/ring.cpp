@@ -6,16 +6,16 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include <exception>
+
 #include "bind/lazily.hpp"
+#include "bind/wait.hpp"
 #include "ring/memory.hpp"
 
 namespace ringmem::bind {
 namespace {
 
 using ring::u64;
-
-constexpr const char* bad_head = "the consumer's index is impossible";
-constexpr const char* bad_line = "a line carries a sequence that does not belong there";
 
 // --- errors ----------------------------------------------------------------------------------------
 void raise(const char* name, const char* text) {
@@ -79,8 +79,10 @@ void new_consumer(NativeConsumer* self, u64 ptr, u64 nbytes, nb::object message,
 // --- producer --------------------------------------------------------------------------------------
 // Slots reserved, as (index of the first slot, count).
 std::pair<u64, u64> reserve(NativeProducer& self, u64 count, bool all,
-                            std::optional<double> timeout_s) {
+                            nb::handle timeout) {
   const Use use(self);
+  const std::optional<double> timeout_s = seconds_of(timeout);
+  require_nothing_queued(self);
   if (all && count > self.endpoint.capacity()) {
     throw InvalidValue("n=" + std::to_string(count) + " is more than the ring's " +
                        std::to_string(self.endpoint.capacity()) + " slots; reserve in parts");
@@ -103,41 +105,73 @@ void commit(NativeProducer& self, u64 count) {
   self.endpoint.commit(count);
 }
 
+// The error in flight, as Python's, says in `sent` how many messages were accepted before it.
+[[noreturn]] void raise_with_sent(u64 sent) {
+  set_ring_error();
+  nb::python_error error;
+  const nb::object count = nb::steal(PyLong_FromUnsignedLongLong(sent));
+  if (!count.is_valid() || PyObject_SetAttrString(error.value().ptr(), "sent", count.ptr()) != 0) {
+    PyErr_Clear();  // the error itself matters more
+  }
+  throw error;
+}
+
 // (messages accepted, messages given): all of them when `wait`, unless the time is up.
-std::pair<u64, u64> send(NativeProducer& self, nb::handle batch, bool wait, std::optional<double> timeout_s) {
+std::pair<u64, u64> send(NativeProducer& self, nb::handle batch, bool wait, nb::handle timeout) {
   const Use use(self);
+  require_nothing_queued(self);
+  if (self.endpoint.reserved() != 0) [[unlikely]] {
+    throw InvalidValue(std::to_string(self.endpoint.reserved()) + " slots are reserved and not "
+                       "committed; commit() first, or give them back with commit(0)");
+  }
   const Records records = records_of(batch, self.message);
   const std::size_t nbytes = self.endpoint.geometry().message_nbytes;
   u64 sent = self.endpoint.send(records.data, records.size);
   require_sound(self, bad_head);
   if (!wait || sent == records.size) return {sent, records.size};
-  const auto deadline = deadline_of(timeout_s);
-  while (sent < records.size) {
-    // A quarter of the ring at a time: waking for every slot would serve nobody.
-    const u64 wanted = std::min(records.size - sent, std::max<u64>(self.endpoint.capacity() / 4, 1));
-    const bool in_time = wait_for_slots(self, wanted, deadline);
-    sent += self.endpoint.send(records.data + sent * nbytes, records.size - sent);
-    require_sound(self, bad_head);
-    if (!in_time) break;
+  const auto deadline = deadline_of(seconds_of(timeout));
+  try {
+    while (sent < records.size) {
+      // A quarter of the ring at a time: waking for every slot would serve nobody.
+      const u64 wanted =
+          std::min(records.size - sent, std::max<u64>(self.endpoint.capacity() / 4, 1));
+      const bool in_time = wait_for_slots(self, wanted, deadline);
+      sent += self.endpoint.send(records.data + sent * nbytes, records.size - sent);
+      require_sound(self, bad_head);
+      if (!in_time) break;
+    }
+  } catch (...) {
+    raise_with_sent(sent);
   }
   return {sent, records.size};
 }
 
 // --- consumer --------------------------------------------------------------------------------------
-std::pair<u64, u64> poll(NativeConsumer& self, u64 max) {
+std::pair<u64, u64> poll_slots(NativeConsumer& self, u64 max) {
   const Use use(self);
+  require_not_awaited(self);
   const u64 ready = self.endpoint.poll(max).size();
+  self.shown = ready;
   if (ready == 0) require_sound(self, bad_line);
   return {static_cast<u64>(self.endpoint.head()) & (self.endpoint.capacity() - 1), ready};
 }
 
+// What was only waited for has been shown to nobody, so it cannot be released.
 void release(NativeConsumer& self, u64 count) {
   const Use use(self);
-  if (count > self.endpoint.polled()) {
+  if (count > self.shown) {
     throw InvalidValue("n=" + std::to_string(count) + " is more than the " +
-                       std::to_string(self.endpoint.polled()) + " polled slots");
+                       std::to_string(self.shown) + " polled slots: what the last poll() returned");
   }
   self.endpoint.release(count);
+  self.shown = self.shown - count;
+}
+
+// All that the last poll() returned and nobody released yet.
+void release_shown(NativeConsumer& self) {
+  const Use use(self);
+  self.endpoint.release(self.shown);
+  self.shown = 0;
 }
 
 u64 peek(NativeConsumer& self, nb::handle out) {
@@ -147,9 +181,9 @@ u64 peek(NativeConsumer& self, nb::handle out) {
 }
 
 // Waits for the first message, then takes what is there. 0: the time is up.
-u64 receive(NativeConsumer& self, nb::handle out, u64 max, std::optional<double> timeout_s,
-            nb::handle statuses) {
+u64 receive(NativeConsumer& self, nb::handle out, u64 max, nb::handle timeout, nb::handle statuses) {
   const Use use(self);
+  require_not_awaited(self);
   const Records records = writable_records_of(out, self.message);
   ring::i32* status_data = nullptr;
   Records status_records;
@@ -164,10 +198,11 @@ u64 receive(NativeConsumer& self, nb::handle out, u64 max, std::optional<double>
   }
   max = std::min(max, records.size);
   u64 got = self.endpoint.receive(records.data, max, status_data);
-  if (got == 0 && max != 0 && wait_for_message(self, deadline_of(timeout_s))) {
+  if (got == 0 && max != 0 && wait_for_message(self, deadline_of(seconds_of(timeout)))) {
     got = self.endpoint.receive(records.data, max, status_data);
   }
   if (got == 0) require_sound(self, bad_line);
+  self.shown = self.shown - std::min<u64>(self.shown, got);
   return got;
 }
 
@@ -231,6 +266,7 @@ void bind_wait_settings(nb::class_<Native>& cls) {
 
 // --- what other binding files use too -----------------------------------------------------------------
 void set_ring_error() noexcept {
+  if (std::current_exception() == nullptr) park_for_good();  // no C++ exception: the thread's end
   try {
     translate(std::current_exception(), nullptr);
   } catch (...) {
@@ -262,47 +298,6 @@ Records writable_records_of(nb::handle array_object, nb::handle message) {
   const auto itemsize = nb::cast<u64>(message.attr("itemsize"));
   return {reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(address)),
           nb::cast<u64>(bytes.attr("nbytes")) / itemsize, bytes};
-}
-
-bool wait_for_slots(NativeProducer& self, u64 wanted, ring::Clock::time_point deadline) {
-  const auto& endpoint = self.endpoint;
-  const auto hopeless = [&] {
-    if (self.closed.load()) throw Closed("the producer was closed while it waited");
-    ask_on_wait(self);
-    if (endpoint.consumer_closed()) throw Closed("the consumer closed the ring");
-    const ring::ProcessId peer = ring::signature(*self.view.consumer);
-    if (ring::is_alive(peer)) return;
-    throw Closed("the consumer's process " + std::to_string(peer.pid) + " ended without closing");
-  };
-  while (wait_for([&] { return endpoint.would_reserve(wanted); }, self.wait, deadline, hopeless)) {
-    if (self.endpoint.free_slots(wanted) >= wanted) return true;
-    require_sound(self, bad_head);
-    hopeless();  // or it was closed, and is open again
-  }
-  return false;
-}
-
-bool wait_for_message(NativeConsumer& self, ring::Clock::time_point deadline) {
-  const auto& endpoint = self.endpoint;
-  const auto hopeless = [&] {
-    if (self.closed.load()) throw Closed("the consumer was closed while it waited");
-    ask_on_wait(self);
-    const ring::ProcessId peer = ring::signature(*self.view.producer);
-    if (ring::is_alive(peer)) return;
-    throw Closed("the producer's process " + std::to_string(peer.pid) + " ended without closing");
-  };
-  while (wait_for([&] { return endpoint.would_receive(); }, self.wait, deadline, hopeless)) {
-    // Closed is stored after the last message, so a look after it has seen that message.
-    const bool closed = endpoint.producer_closed();
-    if (self.endpoint.poll(1).size() != 0) return true;
-    require_sound(self, bad_line);
-    if (closed) {
-      ask_on_wait(self);
-      throw Closed("the producer closed the ring and every message was received");
-    }
-    // It was closed, and opened again meanwhile: a kernel that was restarted.
-  }
-  return false;
 }
 
 void bind_ring(nb::module_& m) {
@@ -370,17 +365,19 @@ void bind_ring(nb::module_& m) {
   consumer
       .def("__init__", &new_consumer, nb::arg("ptr"), nb::arg("nbytes"), nb::arg("message"),
            nb::arg("owner"), nb::arg("force") = false)
-      .def("poll", &poll, nb::arg("max"))
+      .def("poll", &poll_slots, nb::arg("max"))
       .def("release", &release, nb::arg("count"))
+      .def("release_shown", &release_shown)
       .def("peek", &peek, nb::arg("out").none())
       .def("receive", &receive, nb::arg("out").none(), nb::arg("max"), nb::arg("timeout_s").none(),
            nb::arg("statuses").none())
-      .def("wait", [](NativeConsumer& self, std::optional<double> timeout_s) {
+      .def("wait", [](NativeConsumer& self, nb::handle timeout) {
         const Use use(self);
-        return wait_for_message(self, deadline_of(timeout_s));
+        require_not_awaited(self);
+        return wait_for_message(self, deadline_of(seconds_of(timeout)));
       }, nb::arg("timeout_s").none())
       .def_prop_ro("head", [](const NativeConsumer& self) { return self.endpoint.head(); })
-      .def_prop_ro("polled", [](const NativeConsumer& self) { return self.endpoint.polled(); })
+      .def_prop_ro("shown", [](const NativeConsumer& self) -> u64 { return self.shown; })
       .def_prop_ro("depth", [](const NativeConsumer& self) { return self.endpoint.depth(); })
       .def_prop_ro("dropped", [](const NativeConsumer& self) { return self.endpoint.dropped(); })
       .def_prop_ro("peer_closed",

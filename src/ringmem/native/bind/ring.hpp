@@ -72,11 +72,11 @@ bool wait_for(const Ready& ready, const WaitSettings& settings, ring::Clock::tim
     const auto slice = std::min(deadline, now + std::chrono::milliseconds(20));
     bool got = false;
     {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       got = ring::wait_until(ready, policy, slice);
     }
     if (got) return true;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (or_park([] { return PyErr_CheckSignals(); }) != 0) throw nb::python_error();
     try {
       still_worth_it();
     } catch (...) {
@@ -138,6 +138,10 @@ struct NativeEndpoint {
   // waits for. Written by whoever has the endpoint, read by others too.
   Count abandoned;
   Count awaited;
+  // Of a consumer: slots from the head on that the last poll() showed and nobody released yet.
+  Count shown;
+  // Of a producer: messages of an event loop that wait for room. Nothing may go ahead of them.
+  Count queued;
   std::uint64_t generation = fork_generation();
   std::atomic<bool> busy{false};
   std::atomic<bool> closed{false};
@@ -177,14 +181,35 @@ class Use {
 
 template <class Endpoint>
 void ask_on_wait(const NativeEndpoint<Endpoint>& native) {
-  if (const nb::object on_wait = native.get_on_wait(); !on_wait.is_none()) on_wait();
+  if (const nb::object on_wait = native.get_on_wait(); !on_wait.is_none()) {
+    or_park([&] { on_wait(); });
+  }
 }
+
+inline constexpr const char* bad_head = "the consumer's index is impossible";
+inline constexpr const char* bad_line = "a line carries a sequence that does not belong there";
 
 template <class Endpoint>
 void require_sound(const NativeEndpoint<Endpoint>& native, const char* what) {
   if (native.endpoint.corrupted()) [[unlikely]] {
     throw ring::Corrupted(std::string("the ring's memory is damaged: ") + what +
                           "; no message beyond it can be trusted");
+  }
+}
+
+// A call that waits for room has its place in the order already.
+inline void require_nothing_queued(const NativeProducer& native) {
+  if (native.queued != 0) [[unlikely]] {
+    throw InvalidValue(std::to_string(native.queued) + " awaited calls of an event loop wait for "
+                       "room on this ring, and nothing may go ahead of them; await them first, or "
+                       "send on another ring");
+  }
+}
+
+// Replies that an event loop waits for are not for others.
+inline void require_not_awaited(const NativeConsumer& native) {
+  if (native.awaited != 0) [[unlikely]] {
+    throw InvalidValue("an event loop waits for replies of this ring; read on another ring");
   }
 }
 
@@ -202,7 +227,7 @@ Records writable_records_of(nb::handle array, nb::handle message);
 void set_ring_error() noexcept;
 
 // Waits for `wanted` free slots; throws what makes that hopeless. False: timed out.
-bool wait_for_slots(NativeProducer& self, std::uint64_t wanted, ring::Clock::time_point deadline);
+bool wait_for_slots(NativeProducer& self, ring::u64 wanted, ring::Clock::time_point deadline);
 // Waits for one message. False: timed out. Throws Closed when the producer closed and none is left.
 bool wait_for_message(NativeConsumer& self, ring::Clock::time_point deadline);
 

@@ -9,6 +9,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -78,11 +79,17 @@ void arm(AsyncCaller& caller) {
   caller.armed = true;
 }
 
+// Where another thread holds the producer, to be refused, the poller comes again.
 void send_waiting(AsyncChannel& channel) {
-  auto& producer = channel.ends.producer->endpoint;
-  while (!channel.waiting.empty() && producer.send(channel.waiting.front().data(), 1) == 1) {
+  if (channel.waiting.empty()) return;
+  NativeProducer& producer = *channel.ends.producer;
+  if (producer.busy.exchange(true, std::memory_order_acquire)) return;
+  while (!channel.waiting.empty() &&
+         producer.endpoint.send(channel.waiting.front().data(), 1) == 1) {
     channel.waiting.pop_front();
   }
+  producer.queued = channel.waiting.size();
+  producer.busy.store(false, std::memory_order_release);
 }
 
 // What the slot holds, as the outcome of a call; takes the slot.
@@ -143,6 +150,7 @@ void fail_pending(AsyncCaller& caller) {
     // Replies of what was sent may still come; nobody waits for them any more.
     channel->ends.consumer->abandoned += channel->pending.size() - channel->waiting.size();
     channel->waiting.clear();
+    channel->ends.producer->queued = 0;
     std::deque<ReplyObject*> pending;
     pending.swap(channel->pending);
     channel->ends.consumer->awaited = 0;
@@ -250,13 +258,32 @@ void send(AsyncChannel& channel, const std::byte* record) {
   auto& producer = ends.producer->endpoint;
   const std::uint64_t mine = channel.pending.size() - channel.waiting.size();
   if (ends.unread() != mine || producer.reserved() != 0) [[unlikely]] {
-    throw InvalidValue("replies of messages that were sent on this ring are unread; recv() them "
-                       "first, or call on another ring");
+    throw InvalidValue("replies of messages that were sent on this ring are unread, or slots of it "
+                       "reserved; recv() and commit() first, or call on another ring");
   }
   if (channel.waiting.empty() && producer.send(record, 1) == 1) [[likely]] return;
   require_sound(*ends.producer, "the consumer's index is impossible");
   if (ends.consumer->closed.load()) throw Closed("the endpoint is closed");
   channel.waiting.emplace_back(record, record + ends.message.nbytes());
+  ends.producer->queued = channel.waiting.size();
+}
+
+// Sends, and waits for the reply. No Python runs meanwhile: the message and its reply take the same
+// place in both lines. While a call waits nobody else may read replies, so that only the first one
+// has to look whether somebody does.
+void post(AsyncChannel& channel, const std::byte* record, PyObject* reply) {
+  NativeConsumer& consumer = *channel.ends.consumer;
+  std::optional<Use<ring::Consumer>> alone;
+  if (channel.pending.empty()) {
+    if (consumer.busy.load(std::memory_order_relaxed)) {
+      throw InUse("another thread reads replies of this ring, and would take this one; await calls "
+                  "on another ring, or after it");
+    }
+    alone.emplace(consumer);
+  }
+  send(channel, record);
+  channel.pending.push_back(reinterpret_cast<ReplyObject*>(Py_NewRef(reply)));
+  consumer.awaited = channel.pending.size();
 }
 
 PyObject* vectorcall(PyObject* object, PyObject* const* args, std::size_t flags, PyObject* kwnames) {
@@ -274,12 +301,8 @@ PyObject* vectorcall(PyObject* object, PyObject* const* args, std::size_t flags,
     ReplyObject* reply = new_reply(loop.ptr());
     if (reply == nullptr) return nullptr;
     nb::object result = nb::steal(reinterpret_cast<PyObject*>(reply));
-    // No Python from here on: the message and its reply take the same place in both lines.
     if (caller.loop != loop.ptr()) throw InUse("calls wait in another event loop meanwhile");
-    send(channel, record);
-    channel.pending.push_back(reply);
-    Py_INCREF(result.ptr());
-    channel.ends.consumer->awaited = channel.pending.size();
+    post(channel, record, result.ptr());
     arm(caller);
     return result.release().ptr();
   } catch (...) {

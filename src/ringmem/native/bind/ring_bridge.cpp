@@ -41,7 +41,7 @@ void new_thread(MoverThread* self, Mover& in, Mover& out, double interval_us) {
 }  // namespace
 
 void bind_ring_bridge(nb::module_& m) {
-  using released = nb::call_guard<nb::gil_scoped_release>;
+  using released = nb::call_guard<ReleaseGil>;
   nb::enum_<ring::Index>(m, "RingIndex")
       .value("TAIL", ring::Index::tail)
       .value("HEAD", ring::Index::head);

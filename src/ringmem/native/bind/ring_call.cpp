@@ -84,7 +84,7 @@ class Turn {
  public:
   explicit Turn(CallChannel& channel) : lock_(channel.turn, std::try_to_lock) {
     if (lock_.owns_lock()) [[likely]] return;
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     lock_.lock();
   }
 
@@ -106,6 +106,7 @@ void send_when_free(CallChannel& channel, const std::byte* record,
 
 void send(CallChannel& channel, const std::byte* record, std::optional<double> timeout_s) {
   auto& producer = channel.producer->endpoint;
+  require_nothing_queued(*channel.producer);
   if (channel.unread() != 0 || producer.reserved() != 0) [[unlikely]] {
     throw InvalidValue(std::to_string(channel.unread()) + " replies of messages that were sent on "
                        "this ring are unread, and " + std::to_string(producer.reserved()) +
@@ -223,9 +224,7 @@ PyObject* vectorcall(PyObject* object, PyObject* const* args, std::size_t flags,
 PyObject* settle(PyObject* object, PyObject* ring) {
   try {
     CallChannel& channel = channel_of(*reinterpret_cast<CallerObject*>(object)->caller, ring);
-    if (channel.consumer->awaited != 0) {
-      throw InvalidValue("an event loop waits for replies of this ring; read on another ring");
-    }
+    require_not_awaited(*channel.consumer);
     if (channel.consumer->abandoned != 0) {
       const Use<ring::Consumer> receiving(*channel.consumer);
       channel.settle();

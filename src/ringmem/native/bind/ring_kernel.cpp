@@ -73,7 +73,7 @@ class Watched {
   std::optional<ring::Watchdog::Rings> wait_for_change(const ring::Watchdog::Rings& known,
                                                        double timeout_s) const {
     const auto timeout = nanoseconds(timeout_s);
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     return ring::Watchdog::instance().wait_for_change(id_, known, timeout);
   }
 
@@ -93,7 +93,7 @@ void bind_ring_kernel(nb::module_& m) {
            [](ring::CpuKernel& self, const std::vector<Addresses>& pairs, double deadline_s) {
              const std::vector<ring::KernelPair> taken = pairs_at(pairs);
              const auto deadline_ns = static_cast<u64>(nanoseconds(deadline_s).count());
-             nb::gil_scoped_release release;
+             ReleaseGil release;
              self.start(taken, deadline_ns);
            },
            nb::arg("pairs"), nb::arg("deadline_s"))
@@ -101,7 +101,7 @@ void bind_ring_kernel(nb::module_& m) {
       .def("join",
            [](ring::CpuKernel& self, double timeout_s) {
              const auto timeout = nanoseconds(timeout_s);
-             nb::gil_scoped_release release;
+             ReleaseGil release;
              return self.join(timeout);
            },
            nb::arg("timeout_s"))

@@ -38,7 +38,7 @@ nb::tuple round_trips(NativeProducer& producer, NativeConsumer& consumer, u64 co
   std::vector<ring::u32> times;
   ring::EchoResult result;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     result = ring::measure_round_trips(producer.endpoint, consumer.endpoint, count, times);
   }
   require_complete(result, count);
@@ -55,7 +55,7 @@ std::tuple<double, u64> stream(NativeProducer& producer, NativeConsumer& consume
   }
   ring::EchoResult result;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     const auto measure = in_place ? ring::measure_stream : ring::measure_copies;
     result = measure(producer.endpoint, consumer.endpoint, count, batch);
   }

@@ -276,6 +276,8 @@ PyCFunction method(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
 }
 
+// With send(), throw() and close() it passes for a coroutine too, which create_task() wants and task
+// groups take alone; the price is that asyncio.wait() refuses it, as it does coroutines.
 PyMethodDef methods[] = {
     {"add_done_callback", method(add_done_callback), METH_FASTCALL | METH_KEYWORDS, nullptr},
     {"remove_done_callback", remove_done_callback, METH_O, nullptr},
@@ -322,7 +324,7 @@ void run(PyObject* callback, PyObject* context, PyObject* reply) noexcept {
     PyErr_WriteUnraisable(callback);
     return;
   }
-  PyObject* returned = PyObject_CallOneArg(callback, reply);
+  PyObject* returned = or_park([&] { return PyObject_CallOneArg(callback, reply); });
   if (returned == nullptr) PyErr_WriteUnraisable(callback);
   Py_XDECREF(returned);
   if (context != nullptr && PyContext_Exit(context) != 0) PyErr_WriteUnraisable(callback);

@@ -51,7 +51,7 @@ void create_stream(NativeStream* self, DeviceRef device, nb::handle priority,
   StreamHandle handle = 0;
   Status status;
   {
-    nb::gil_scoped_release release;
+    ReleaseGil release;
     status = device->driver->stream_create(device->ordinal, flags, &handle);
   }
   check(status, "cuStreamCreateWithPriority", "on " + device->name);
@@ -109,7 +109,7 @@ void synchronize_stream(NativeStream& self, nb::handle timeout) {
   if (!timeout_s) {
     Status status;
     {
-      nb::gil_scoped_release release;
+      ReleaseGil release;
       status = driver.stream_synchronize(ordinal, self.handle);
     }
     return check(status, "cuStreamSynchronize", "on " + describe(self));
@@ -262,7 +262,7 @@ bool flag_of(const char* argument, nb::handle value) {
 
 void warn_not_destroyed(const std::string& what, Status status) noexcept {
   if (!nb::is_alive()) return;
-  nb::gil_scoped_acquire gil;
+  HoldGil gil;
   nb::error_scope keep;  // whatever was being raised goes on
   const std::string text = what + " could not be destroyed: " + status_name(status);
   if (PyErr_WarnEx(PyExc_ResourceWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);

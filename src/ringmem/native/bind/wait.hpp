@@ -47,21 +47,23 @@ Status poll(Query query, double timeout_s) {
   const auto start = Clock::now();
   const auto deadline =
       start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
-  auto next_signal_check = start + std::chrono::milliseconds(20);
   Clock::duration pause = microseconds(10);
-  nb::gil_scoped_release release;
-  for (;;) {
-    Status status = query();
-    const auto now = Clock::now();
-    if (status != Status::not_ready || now >= deadline) return status;
-    if (now >= next_signal_check) {
-      nb::gil_scoped_acquire acquire;
-      if (PyErr_CheckSignals() != 0) throw nb::python_error();
-      next_signal_check = now + std::chrono::milliseconds(20);
+  // Looks until there is an answer, or it is time to look at the signals or to give up.
+  const auto look_until = [&](Clock::time_point until) {
+    const ReleaseGil released;
+    for (;;) {
+      const Status status = query();
+      const auto now = Clock::now();
+      if (status != Status::not_ready || now >= until) return status;
+      if (now - start < microseconds(50)) continue;
+      std::this_thread::sleep_for(std::min(pause, until - now));
+      pause = std::min<Clock::duration>(pause * 2, std::chrono::milliseconds(1));
     }
-    if (now - start < microseconds(50)) continue;
-    std::this_thread::sleep_for(std::min(pause, deadline - now));
-    pause = std::min<Clock::duration>(pause * 2, std::chrono::milliseconds(1));
+  };
+  for (;;) {
+    const Status status = look_until(std::min(deadline, Clock::now() + std::chrono::milliseconds(20)));
+    if (status != Status::not_ready || Clock::now() >= deadline) return status;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
   }
 }
 

@@ -190,8 +190,10 @@ class BasicProducer : EndpointBase<Traits> {
     publish();
   }
 
-  // Copies up to `count` contiguous records of the message size in; returns how many fitted.
+  // Copies up to `count` contiguous records of the message size in; returns how many fitted. None
+  // while slots are reserved: they are the same ones.
   u64 send(const std::byte* records, u64 count, i32 status = 0) noexcept {
+    if (reserved_ != 0) [[unlikely]] return 0;
     const u64 free = free_slots(count);
     if (count > free) count = free;
     u64 left = count;
