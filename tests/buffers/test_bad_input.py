@@ -395,3 +395,11 @@ def test_no_driver():
         pytest.skip("there is a CUDA driver")
     with pytest.raises(ringmem.NotInitializedError):
         ringmem.empty(3, device="cuda:0")
+
+
+def test_masks_of_fields_count_too(device):
+    array = np.ma.zeros(3, dtype=[("a", "i4"), ("b", "f4")])
+    assert ringmem.from_array(array, device=device).shape == (3,)
+    array["b"][1] = np.ma.masked
+    with pytest.raises(InvalidValueError, match="masked"):
+        ringmem.from_array(array, device=device)

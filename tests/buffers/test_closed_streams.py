@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ringmem
+from ringmem.device import as_stream
 from ringmem.native import _native
 
 MIB = 1 << 20
@@ -170,3 +171,68 @@ def test_a_stream_with_the_handle_of_a_closed_one_is_another(own_device):
         assert buffer[-4:].to_numpy().tolist() == [value] * 4
         if again:
             break
+
+
+def test_managed_memory_is_shown_after_closed_streams_on_another_stream_too(slow):
+    own, other = slow.create_stream(), slow.create_stream()
+    buffer = ringmem.UnifiedBuffer(10, "i4", device=slow, stream=own)
+    buffer.fill(7)
+    own.close()
+    with buffer.host(stream=other) as window:
+        assert (window == 7).all()
+
+
+def test_managed_memory_comes_back_from_the_host_when_its_stream_was_closed():
+    with ringmem.simulate(concurrent_managed_access=False) as simulation:
+        device = simulation.devices[0]
+        own, other = device.create_stream(), device.create_stream()
+        buffer = ringmem.UnifiedBuffer(10, "i4", device=device, stream=own)
+        own.close()
+        with buffer.host(stream=other) as window:
+            window[:] = 3
+            del window
+        buffer.fill(4, other)
+        assert (buffer.to_numpy(other) == 4).all()
+
+
+def test_closed_streams_that_are_done_cost_nothing_more(slow):
+    buffer = ringmem.zeros(10, "i4", device=slow)
+    for _ in range(5):
+        stream = slow.create_stream()
+        buffer.fill(1, stream)
+        stream.close()
+    assert len(_native.buffer_closed_streams(buffer)) == 5
+    slow.synchronize()
+    buffer.fill(2)
+    assert _native.buffer_closed_streams(buffer) == []
+
+
+def test_a_foreign_stream_that_was_closed_is_waited_for_once(slow):
+    stream = slow.create_stream()
+    foreign = as_stream(stream.handle, slow)
+    buffer = ringmem.zeros(10, "i4", device=slow)
+    buffer.fill(5, foreign)
+    foreign.close()
+    assert (buffer.to_numpy() == 5).all()
+    slow.default_stream.synchronize()
+    stream.synchronize()
+    buffer.fill(6)
+    assert _native.buffer_closed_streams(buffer) == []
+
+
+@pytest.mark.parametrize("make", [ringmem.Pool, ringmem.PinnedPool])
+def test_a_pool_closes_after_buffers_of_closed_streams_that_are_done(device, make):
+    for _ in range(20):
+        pool = make(device)
+        stream = device.create_stream()
+        kind = ringmem.PinnedBuffer if make is ringmem.PinnedPool else ringmem.DeviceBuffer
+        buffer = kind(100, "u1", device=device, stream=stream, allocator=pool)
+        buffer.fill(1)
+        stream.close()
+        device.synchronize()
+        buffer.close()
+        if make is ringmem.Pool:
+            pool.close()
+        else:
+            assert _native.flush_reaper(10)
+            pool.close()

@@ -165,3 +165,29 @@ def test_bytes_that_no_field_covers_are_zero():
         raw = buffer.view("u1").to_numpy().reshape(3, 64)
     assert (raw[:, 40] == 7).all()
     assert np.count_nonzero(raw) == 3
+
+
+class Three:
+    def __index__(self):
+        return 3
+
+
+class Four:
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(4, dtype)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "found"),
+    [
+        ("abc", "S5", b"abc"),
+        (np.str_("a"), "S1", b"a"),
+        (b"abc", "U5", "abc"),
+        (Three(), "i4", 3),
+        (Four(), "i4", 4),
+        (Four(), "f8", 4.0),
+        (("x", "ab"), [("a", "U1"), ("b", "S4")], ("x", b"ab")),
+    ],
+)
+def test_what_numpy_reads_as_the_same_is_taken(value, dtype, found):
+    assert ringmem.full(1, value, dtype, device="cpu").to_numpy()[0].item() == found

@@ -316,3 +316,11 @@ def test_the_device_compiler_refuses_a_wrong_offset(field):
     assert count == 1
     with pytest.raises(RuntimeError, match=f"{field} is not at offset"):
         _nvrtc_cubin(wrong)
+
+
+def test_the_elements_of_an_aligned_array_are_changed_in_place():
+    counters = aligned.CacheLineAligned("i8", 3)
+    counters.array += 1
+    assert counters.array.tolist() == [1, 1, 1]
+    with pytest.raises(AttributeError, match="cannot be replaced"):
+        counters.array = np.zeros(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -124,3 +125,40 @@ def test_a_child_may_look_at_a_pool_while_a_thread_of_the_parent_does():
         for thread in threads:
             thread.join()
     pool.close()
+
+
+def test_a_signal_in_the_middle_leaves_no_lock_behind():
+    class Interrupted(Exception):
+        pass
+
+    armed = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise Interrupted
+
+    def take_and_let_go() -> None:
+        nonlocal armed
+        armed = True
+        for _ in range(1000):
+            with lock:
+                pass
+        armed = False
+
+    lock = Lock()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(2000):
+            signal.setitimer(signal.ITIMER_REAL, 20e-6)
+            with contextlib.suppress(Interrupted):
+                take_and_let_go()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    taken = []
+    other = threading.Thread(target=lambda: taken.append(lock.acquire(timeout=5)))
+    other.start()
+    other.join()
+    assert taken == [True]

@@ -248,6 +248,25 @@ def test_what_a_closed_stream_was_given_is_done_before_memory_sleeps(timeout_s):
     tag.close()
 
 
+def test_memory_dropped_behind_a_closed_stream_is_waited_for_before_sleep():
+    device = devices_of(_native.HostDriver(f"granularity={PAGE},latency_s=0.3"))[0]
+    tag = make("dropped", device)
+    kept = ringmem.zeros(PAGE, "uint8", device=device, allocator=tag)
+    dropped = ringmem.zeros(PAGE, "uint8", device=device, allocator=tag)
+    device.default_stream.synchronize()
+    stream = device.create_stream()
+    dropped.fill(5, stream)
+    stream.close()
+    dropped.close()
+    with pytest.raises(ringmem.TimeoutError, match="nothing has changed"):
+        tag.sleep(timeout_s=0.01)
+    tag.sleep()
+    tag.wake()
+    device.synchronize()  # the device is lost if the fill found no pages
+    kept.close()
+    tag.close()
+
+
 def test_waking_without_memory_says_how_much_is_missing_and_keeps_the_backup(device):
     tag = make("large", device)
     data = random_bytes(10 << 20)

@@ -190,3 +190,18 @@ def test_a_kernel_that_was_ended_by_force_says_at_a_start_that_its_process_is_go
         kernel.terminate(0.1, force=True)
         with pytest.raises(KernelFailedError, match=r"ended by terminate\(force=True\)"):
             kernel.start()
+
+
+def test_answers_that_nobody_waits_for_any_more_are_passed_by():
+    kernel = isolated()
+    try:
+        backend = kernel._backend
+        number = backend._send("ended")  # as Ctrl-C leaves it, between request and answer
+        backend._given_up.add(number)
+        first, second = backend._send("ended"), backend._send("failure")
+        assert backend._answer(second, "failure") is None
+        assert backend._answer(first, "ended") is True
+        with kernel:
+            assert kernel.call((5, 0), timeout_s=5)["total"] == 5
+    finally:
+        kernel.close()

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 import time
 
 import numpy as np
@@ -286,6 +287,32 @@ def test_what_a_closed_stream_was_given_is_done_before_pages_go(make, end):
     device.synchronize()  # the device is lost if the fill found no pages
     primitives(device)
     assert live_objects(driver) == {}
+
+
+def test_threads_may_record_and_close_streams_while_others_resize():
+    device = ringmem.devices_of(_native.HostDriver(f"{CONFIG},latency_s=0.002"))[0]
+    buffer = GrowableBuffer(8 * PAGE, "u1", device, shape=8 * PAGE)
+    errors = []
+
+    def work(number):
+        try:
+            for _ in range(60):
+                stream = device.create_stream()
+                buffer.record_stream(stream)
+                stream.close()
+                if number % 2:
+                    buffer.resize(4 * PAGE)
+                    buffer.resize(8 * PAGE)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    buffer.close()
 
 
 def test_a_view_shows_what_a_closed_stream_wrote():

@@ -28,9 +28,11 @@ def optional_flag(argument: str, value: object) -> bool | None:
 def refuse_masked(argument: str, value: object) -> None:
     """Refuse an array with masked elements: memory would have what is under the mask."""
     masked = sys.modules.get("numpy.ma")  # not imported before somebody needs it
-    if masked is not None and isinstance(value, masked.MaskedArray) and masked.is_masked(value):
-        count = np.count_nonzero(masked.getmaskarray(value))
+    if masked is None or not isinstance(value, masked.MaskedArray):
+        return
+    mask = masked.flatten_mask(masked.getmaskarray(value))  # of fields too
+    if count := np.count_nonzero(mask):
         raise InvalidValueError(
-            f"{argument} has masked elements ({count} of {value.size}), and a buffer has no mask: "
+            f"{argument} has masked elements ({count} of {mask.size}), and a buffer has no mask: "
             f"give {argument}.filled()"
         )

@@ -7,6 +7,7 @@ was given.
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def _assign(element: NDArray[Any], value: Any) -> None:
     if given.ndim > element.ndim:
         raise ValueError(f"give one value, not an array {given.shape}")
     kept = _comparison(dtype, given.dtype)
-    element[()] = value
+    element[()] = value if given.dtype.kind == "O" else given
     if not kept(element, given):
         raise ValueError(f"it would become {element}")
 
@@ -151,6 +152,8 @@ def _is_extension(dtype: np.dtype[Any]) -> bool:
 
 
 def _same(element: NDArray[Any], given: NDArray[Any]) -> bool:
+    if element.dtype.kind in "SU" and given.dtype.kind in "SU":  # ASCII text is bytes and text
+        given = given.astype(element.dtype.kind)
     return bool(np.all(element == given))
 
 
@@ -159,6 +162,8 @@ def _same_bool(element: NDArray[Any], given: NDArray[Any]) -> bool:
 
 
 def _same_integer(element: NDArray[Any], given: NDArray[Any]) -> bool:
+    if given.dtype.kind == "O" and hasattr(given[()], "__index__"):  # no number that compares
+        given = np.asarray(operator.index(given[()]), object)
     return _same(_plain(element), _plain(given))
 
 

@@ -193,6 +193,8 @@ class UnifiedBuffer(Buffer):
         order, _ = _native.buffer_order(self, stream)
         if stream is None:
             _native.buffer_synchronize(self)
+        for closed in _native.buffer_closed_streams(self):  # nobody can name them any more
+            _native.synchronize_closed(closed)
         self.device.driver.stream_synchronize(self.device.ordinal, order)
         if self.device.capabilities.concurrent_managed_access or self.attached == "host":
             yield array
@@ -201,7 +203,7 @@ class UnifiedBuffer(Buffer):
         try:
             yield array
         finally:
-            self._hand_to_device()
+            self._hand_to_device(order)
 
     def _hand_to_host(self, order: int) -> None:
         # Set first, so that of two threads only one hands the memory over, and no work of the
@@ -223,8 +225,10 @@ class UnifiedBuffer(Buffer):
                 name=error.name,
             ) from error
 
-    def _hand_to_device(self) -> None:
-        order, _ = _native.buffer_order(self, None)
+    def _hand_to_device(self, order: int) -> None:
+        own = _native.buffer_stream(self)[1]
+        if own is None or not own.closed:  # "single" is the own stream's
+            order, _ = _native.buffer_order(self, None)
         self._attach(self.attached, order)
         _native.buffer_set_host_only(self, False)
 

@@ -188,7 +188,8 @@ class Stream(_native.StreamBase):
         """Destroy the stream if it is an own one. Idempotent; never waits: queued work goes on.
 
         Whoever reads, frees or moves memory that ringmem used on it waits for that work still. Of a
-        foreign stream ringmem forgets where its work ends: they wait for the whole device.
+        foreign stream ringmem forgets where its work ends: they wait for the whole device, and
+        work on other streams does not wait.
 
         Call it when no other thread is in a call that uses the stream: a driver need not tell a
         handle that is gone from one that it has given out again.

@@ -133,6 +133,11 @@ class CacheLineAligned:
         """The elements; C order over elements, the last stride is :attr:`stride` bytes."""
         return self._array
 
+    @array.setter
+    def array(self, value: npt.NDArray[Any]) -> None:
+        if value is not self._array:  # which `counters.array += 1` gives back
+            raise AttributeError("array cannot be replaced: assign to its elements, array[...] = …")
+
     @property
     def stride(self) -> int:
         """Bytes from one element to the next: the itemsize rounded up to 128."""

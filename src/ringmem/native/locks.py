@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
+import os
 import threading
-
-from ringmem.native import _native
+import weakref
+from typing import TYPE_CHECKING
 
 __all__ = ["Lock"]
 
+if TYPE_CHECKING:
 
-class Lock:
+    class _RLock:
+        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+        def release(self) -> None: ...
+        def __enter__(self) -> bool: ...
+        def __exit__(self, *raised: object) -> None: ...
+        def _at_fork_reinit(self) -> None: ...
+
+else:
+    _RLock = type(threading.RLock())
+
+_all: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+class Lock(_RLock):
     """A re-entrant lock that a forked child finds open.
 
     At the fork another thread may have held it, which the child lacks: nobody would let go.
-    Finalizers may come while their own thread holds it.
+    Finalizers may come while their own thread holds it. It is CPython's own, so that no signal
+    comes between taking it and the ``with`` block.
     """
 
-    __slots__ = ("_by_fork",)
+    def __new__(cls) -> Lock:  # noqa: D102 - as any lock is made
+        made = super().__new__(cls)
+        if not _all:
+            _watch_forks()
+        _all.add(made)
+        return made
 
-    def __init__(self) -> None:
-        self._by_fork = {_native.forks(): threading.RLock()}
 
-    def _lock(self) -> threading.RLock:
-        forks = _native.forks()
-        # setdefault: of two threads that come first, both get the lock of one.
-        return self._by_fork.get(forks) or self._by_fork.setdefault(forks, threading.RLock())
+_watched = False
 
-    def acquire(self, *, blocking: bool = True) -> bool:
-        """Return whether the calling thread holds it now."""
-        return self._lock().acquire(blocking=blocking)
 
-    def release(self) -> None:
-        """Let the next thread in, once for every `acquire`."""
-        self._lock().release()
+def _watch_forks() -> None:
+    global _watched
+    if not _watched:
+        _watched = True
+        os.register_at_fork(after_in_child=_open_all)
 
-    def __enter__(self) -> None:
-        self._lock().acquire()
 
-    def __exit__(self, *raised: object) -> None:
-        self._lock().release()
+def _open_all() -> None:
+    for lock in list(_all):
+        lock._at_fork_reinit()  # what CPython's threading and logging do for theirs

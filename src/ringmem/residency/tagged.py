@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -209,6 +210,7 @@ class Tag:
                 f"{self._name!r} are alive; drop them, or pass allow_exports=True and do not "
                 "touch them before wake()"
             )
+        self._finish_frees(timeout_s)
         closed = closed_streams_of(buffers)
         plain = self._wait(streams, streams_in_use(buffers), closed, timeout_s)
         del buffers
@@ -291,6 +293,17 @@ class Tag:
                     "nothing has changed"
                 ) from None
         return list(plain)
+
+    def _finish_frees(self, timeout_s: float | None) -> None:
+        """Wait for frees behind closed streams: until then their work may use the memory."""
+        limit_s = to_seconds(timeout_s)
+        deadline = math.inf if limit_s is None else time.monotonic() + limit_s
+        while not _native.flush_reaper(min(0.05, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                raise errors.TimeoutError(
+                    f"sleep: memory freed behind closed streams is still in use after {timeout_s} "
+                    "s; nothing has changed"
+                )
 
     def _stream(self, ordinal: int, handle: int, named: list[Stream]) -> Stream:
         for stream in named:

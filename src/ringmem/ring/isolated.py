@@ -9,6 +9,7 @@ the child's, which registers the shared memory with its driver.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -46,6 +47,10 @@ class IsolatedBackend:
         self._device = device
         self._process: Any = None
         self._pipe: Connection | None = None
+        self._numbers = itertools.count()  # of requests
+        self._answers: dict[int, tuple[bool, Any]] = {}  # that came while another was waited for
+        self._given_up: set[int] = set()  # requests whose answer nobody waits for any more
+        self._busy = False  # a signal's handler may look while a request is under way
         self._memory: SharedRingMemory | None = None
         self._killed = False
         self.in_order = device.platform == "cpu"
@@ -57,9 +62,9 @@ class IsolatedBackend:
         if self._pipe is None:
             raise InvalidValueError("the isolated kernel is not prepared")
         self._memory = SharedRingMemory.create(nbytes)
-        self._pipe.send(("map", ()))
+        number = self._send("map")
         send_handle(self._pipe, self._memory.fd, self._process.pid)
-        self._memory.device_ptr = int(self._answer("map"))
+        self._memory.device_ptr = int(self._answer(number, "map"))
         return self._memory
 
     def prepare(self, handler: Any, spec: KernelSpec) -> None:
@@ -115,7 +120,7 @@ class IsolatedBackend:
         """Whether the child has ended, or no thread runs in it."""
         if self._process is None or not self._process.is_alive():
             return True
-        return bool(self._ask("ended"))
+        return not self._busy and bool(self._ask("ended"))
 
     def failure(self) -> BaseException | None:
         """That the child has ended, however, or what failed in it."""
@@ -123,6 +128,8 @@ class IsolatedBackend:
             return None
         if not self._process.is_alive():
             return self._death()
+        if self._busy:
+            return None  # whoever is asking hears of it
         with contextlib.suppress(KernelFailedError):
             error: BaseException | None = self._ask("failure")
             return error
@@ -172,20 +179,39 @@ class IsolatedBackend:
     def _ask(self, request: str, *arguments: Any) -> Any:
         if self._pipe is None:
             raise InvalidValueError("the isolated kernel is not prepared")
-        with contextlib.suppress(OSError):  # the child has ended: the answer says so
-            self._pipe.send((request, arguments))
-        return self._answer(request)
+        busy, self._busy = self._busy, True
+        try:
+            return self._answer(self._send(request, *arguments), request)
+        finally:
+            self._busy = busy
 
-    def _answer(self, request: str) -> Any:
+    def _send(self, request: str, *arguments: Any) -> int:
+        assert self._pipe is not None
+        number = next(self._numbers)
+        with contextlib.suppress(OSError):  # the child has ended: the answer says so
+            self._pipe.send((number, request, pickle.dumps(arguments)))
+        return number
+
+    def _answer(self, number: int, request: str) -> Any:
+        """Return the answer to one request; Ctrl-C may have left older ones in the pipe."""
         assert self._pipe is not None
         try:
-            if not self._pipe.poll(_ANSWER_S):
-                raise KernelFailedError(
-                    f"the isolated kernel gave no answer to {request}", "killed"
-                )
-            good, answer = self._pipe.recv()
+            while number not in self._answers:
+                if not self._pipe.poll(_ANSWER_S):
+                    raise KernelFailedError(
+                        f"the isolated kernel gave no answer to {request}", "killed"
+                    )
+                which, good, answer = self._pipe.recv()
+                if which in self._given_up:
+                    self._given_up.remove(which)
+                else:
+                    self._answers[which] = good, answer
         except (EOFError, OSError):
             raise self._death() from None
+        except BaseException:
+            self._given_up.add(number)
+            raise
+        good, answer = self._answers.pop(number)
         if not good:
             raise answer
         return answer
@@ -250,16 +276,18 @@ def _serve(pipe: Connection, device: str) -> None:
     child = _Child(pipe, device)
     while True:
         try:
-            request, arguments = pipe.recv()
+            number, request, packed = pipe.recv()
         except (EOFError, OSError):
             os._exit(0)  # also with a handler that never returns
+        try:
+            arguments = pickle.loads(packed)
         except Exception as error:
             text = "the child of isolated=True cannot import the handler; give a function of an "
-            pipe.send((False, InvalidValueError(f"{text}importable module: {error}")))
+            pipe.send((number, False, InvalidValueError(f"{text}importable module: {error}")))
             continue
         try:
-            answer = (True, child.answer(request, arguments))
+            answer = (number, True, child.answer(request, arguments))
         except Exception as error:
-            answer = (False, _portable(error))
+            answer = (number, False, _portable(error))
         with contextlib.suppress(OSError):
             pipe.send(answer)

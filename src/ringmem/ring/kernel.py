@@ -323,13 +323,13 @@ class RingKernel(KernelLife, Closing):
         if self._state is KernelState.CLOSED or self._pid != os.getpid():
             self._state = KernelState.CLOSED
             return
-        with self._lock:
-            self._closing = True
-            self._refresh()
-            run = self._run
-            if run is not None:
-                self._tell_to_end(run)
         try:
+            with self._lock:
+                self._closing = True
+                self._refresh()
+                run = self._run
+                if run is not None:
+                    self._tell_to_end(run)
             if run is not None:
                 self._wait_for_end(run, 5.0, self.settings.isolated)
         except BaseException:

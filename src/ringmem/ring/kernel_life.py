@@ -34,13 +34,14 @@ _left_behind: list[object] = []  # memory of kernels that could not be ended: it
 class Run:
     """One launch: who watches it, and how it ended."""
 
-    __slots__ = ("drained", "error", "stalls", "told_to_end", "watch")
+    __slots__ = ("drained", "error", "left_behind", "stalls", "told_to_end", "watch")
 
     def __init__(self, watch: Any) -> None:
         self.watch = watch
         self.stalls: StallWatcher | None = None
         self.told_to_end = False
         self.drained = False  # every ring answered all that was sent before
+        self.left_behind = False  # a handler did not return
         self.error: BaseException | None = None
 
 
@@ -80,16 +81,17 @@ class KernelLife(StateAccess):
                 "a handler of the last run has not returned, and only the end of its process can "
                 "end it; make another kernel"
             )
-        self._go(KernelEvent.START)
-        self._error, self._told = None, False
         beat_ms = 0
         if self.settings.heartbeat_timeout_s is not None:
             beat_ms = max(int(self.settings.heartbeat_timeout_s * 1000), 1)
         raw = [pair.raw for pair in self._pairs]
         for pair in raw:
             _native.kernel_reset(pair, beat_ms)
-        run = self._run = Run(_native.KernelWatch(raw, self.settings.stall_s))
+        run = Run(_native.KernelWatch(raw, self.settings.stall_s))
+        self._error, self._told = None, False
         try:
+            self._run = run
+            self._go(KernelEvent.START)
             run.stalls = StallWatcher(self, run.watch, self.settings.on_stall)
             self._backend.start([pair.addresses for pair in self._pairs])
         except BaseException as error:
@@ -141,6 +143,8 @@ class KernelLife(StateAccess):
         """Wait for a run that was told to end; without the lock."""
         try:
             self._wait(run, never, timeout_s, "end")
+            if run.left_behind:
+                raise errors.TimeoutError("the kernel did not end: a handler does not return")
         except errors.TimeoutError as error:
             kill = getattr(self._backend, "kill", None)
             if kill is None:
@@ -190,6 +194,7 @@ class KernelLife(StateAccess):
         with self._lock:
             _left_behind.append((self._memory, self._backend, self._pairs))
             if self._run is not None:
+                self._run.left_behind = True
                 self._end_run(self._run)
             self._state = KernelState.CLOSED
 

@@ -115,8 +115,9 @@ class GrowableBuffer(Closing):
             The new length of the first axis, or a shape whose other axes are the buffer's.
         streams : stream-like or list of them, optional
             For a shrink: what may still use the memory that goes. Its pages are given back when
-            the work submitted so far is done; nothing waits here. By default the thread's current
-            stream, and those given to :meth:`record_stream`.
+            the work submitted so far is done; nothing waits here, but for what recorded streams
+            left that were closed meanwhile. By default the thread's current stream, and those
+            given to :meth:`record_stream`.
 
         Raises
         ------

@@ -136,7 +136,9 @@ class SparseBuffer(Closing):
             self._core.map(runs)
 
     def unmap(self, pages: int | Iterable[int], streams: object = None) -> None:
-        """Give pages back when the work that uses them is done; returns at once.
+        """Give pages back when the work that uses them is done.
+
+        Returns at once, but for what recorded streams left that were closed meanwhile.
 
         Parameters
         ----------

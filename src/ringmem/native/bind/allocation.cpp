@@ -75,7 +75,7 @@ std::shared_ptr<PyObject> held(PyObject* object) {
   });
 }
 
-const NativeStream* stream_of(const AllocationObject* self) {
+NativeStream* stream_of(const AllocationObject* self) {
   return self->stream_owner ? nb::inst_ptr<NativeStream>(self->stream_owner) : nullptr;
 }
 

@@ -102,7 +102,7 @@ bool restore_python_error() noexcept {
   return true;
 }
 
-const NativeStream* StreamRef::object() const {
+NativeStream* StreamRef::object() const {
   return owner.is_valid() ? nb::inst_ptr<NativeStream>(owner) : nullptr;
 }
 
@@ -180,15 +180,25 @@ void Buffer::note_use(const StreamRef& used) {
 
 void Buffer::follow_closed(const StreamRef& order) {
   Buffer& target = memory();
-  nb::ft_lock_guard lock(target.mutex_);
+  Status status = Status::success;
   const auto follow = [&](const StreamRef& earlier) {
+    if (!earlier.closed() || closed_and_done(*earlier.object())) return;
     // Without an event there is only the device to wait for, which reading and freeing do.
-    if (!earlier.closed() || !earlier.object()->last_work.load(std::memory_order_acquire)) return;
-    check(wait_on_device(order, earlier), "cuStreamWaitEvent",
-          "for what a closed stream left in " + describe(*this));
+    if (!earlier.object()->last_work.load(std::memory_order_acquire)) return;
+    const Status one = wait_on_device(order, earlier);
+    if (ok(status)) status = one;
   };
-  follow(target.stream);
-  for (const StreamRef& other : target.others_) follow(other);
+  {
+    nb::ft_lock_guard lock(target.mutex_);
+    follow(target.stream);
+    std::erase_if(target.others_, [](const StreamRef& other) {
+      return other.closed() && closed_and_done(*other.object());
+    });
+    for (const StreamRef& other : target.others_) follow(other);
+  }
+  if (!ok(status)) [[unlikely]] {
+    check(status, "cuStreamWaitEvent", "for what a closed stream left in " + describe(*this));
+  }
 }
 
 std::vector<StreamRef> Buffer::streams_in_use() const {
@@ -271,6 +281,8 @@ Status Buffer::give_back(const StreamRef& last, bool finalizing) {
   const auto is_closed = [](const StreamRef& used) { return used.closed(); };
   if (last.closed() || (&last != &stream && stream.closed()) ||
       std::any_of(others_.begin(), others_.end(), is_closed)) [[unlikely]] {
+    Status status = Status::success;
+    if (give_back_behind_closed(last, &status)) return status;
     free_after_everything(*this, others_, last);
     return Status::success;
   }
@@ -288,6 +300,27 @@ Status Buffer::give_back(const StreamRef& last, bool finalizing) {
   }
   ReleaseGil release;
   return allocator->deallocate(block, last.handle);
+}
+
+// At once, where all that the closed streams were given is done; false if not, and nothing happened.
+bool Buffer::give_back_behind_closed(const StreamRef& last, Status* status) {
+  if (allocator->may_block()) return false;
+  StreamRef order;
+  order.device = device;
+  order.handle = allocator->idle_stream();
+  std::vector<const StreamRef*> open;
+  const auto is_done = [&](const StreamRef& used) {
+    if (used.closed()) return closed_and_done(*used.object());
+    open.push_back(&used);
+    return used.device == device;
+  };
+  if (!is_done(stream) || !is_done(last)) return false;
+  if (!std::all_of(others_.begin(), others_.end(), is_done)) return false;
+  for (const StreamRef* used : open) {
+    if (!ok(tell_allocator(*used, order))) return false;
+  }
+  *status = allocator->deallocate(block, order.handle);
+  return !forbidden_by_capture(*status);  // which the reaper repeats
 }
 
 // Work on `used` comes before the memory is given to others, which happens in the order of `last`.

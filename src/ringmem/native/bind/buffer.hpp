@@ -86,7 +86,7 @@ struct StreamRef {
            (owner.is(other.owner) || (!closed() && !other.closed()));
   }
 
-  const NativeStream* object() const;  // null for a default stream
+  NativeStream* object() const;  // null for a default stream
   bool closed() const;  // its owner was closed: the handle must not be used any more
 };
 
@@ -160,6 +160,7 @@ class Buffer {
  private:
   Status release(const StreamRef* free_on, bool finalizing) noexcept;
   Status give_back(const StreamRef& last, bool finalizing);
+  bool give_back_behind_closed(const StreamRef& last, Status* status);
   Status tell_allocator(const StreamRef& used, const StreamRef& last);
   void warn_lost(Status status) noexcept;
 

@@ -36,7 +36,7 @@ class PythonAllocator final : public Allocator {
 
   Block allocate(std::size_t nbytes, StreamHandle stream) override {
     HoldGil gil;
-    nb::object answer = object_.attr("allocate")(nbytes, stream);
+    nb::object answer = or_park([&] { return object_.attr("allocate")(nbytes, stream); });
     Block block;
     block.nbytes = nbytes;
     if (!answer.is_none() && !nb::try_cast(answer, block.ptr)) {
@@ -56,7 +56,7 @@ class PythonAllocator final : public Allocator {
     try {
       HoldGil gil;
       try {
-        object_.attr("deallocate")(block.ptr, block.nbytes, stream);
+        or_park([&] { object_.attr("deallocate")(block.ptr, block.nbytes, stream); });
       } catch (nb::python_error& error) {
         error.restore();
         keep_python_error();

@@ -76,6 +76,7 @@ void raise_driver_error(const DriverError& error, const Shortage* shortage = nul
 }
 
 void translate(const std::exception_ptr& pointer, void*) {
+  if (!pointer) park_for_good();  // pthread_exit(): the interpreter ends
   try {
     std::rethrow_exception(pointer);
   } catch (const OutOfMemory& error) {

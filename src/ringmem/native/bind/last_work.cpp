@@ -24,25 +24,30 @@ bool mark(Driver& driver, const LastUse& use, std::vector<Guard>* guards) {
 
 }  // namespace
 
-Status wait_for_closed(const NativeStream& stream) noexcept {
+Status wait_for_closed(NativeStream& stream) noexcept {
+  if (stream.finished.load(std::memory_order_acquire)) return Status::success;
   Driver& driver = *stream.device->driver;
   const EventHandle event = stream.last_work.load(std::memory_order_acquire);
-  return event ? driver.event_synchronize(stream.device->ordinal, event)
-               : driver.synchronize(stream.device->ordinal);
+  const Status status = event ? driver.event_synchronize(stream.device->ordinal, event)
+                              : driver.synchronize(stream.device->ordinal);
+  if (ok(status)) stream.finished.store(true, std::memory_order_release);
+  return status;
 }
 
-Status order_after_closed(const NativeStream& stream, int device, StreamHandle later) noexcept {
+Status order_after_closed(NativeStream& stream, int device, StreamHandle later) noexcept {
   if (closed_and_done(stream)) return Status::success;
   Driver& driver = *stream.device->driver;
   if (is_capturing(driver, device, later)) return Status::stream_capture_isolation;
   const EventHandle event = stream.last_work.load(std::memory_order_acquire);
-  return event ? driver.stream_wait_event(device, later, event)
-               : driver.synchronize(stream.device->ordinal);
+  return event ? driver.stream_wait_event(device, later, event) : wait_for_closed(stream);
 }
 
-bool closed_and_done(const NativeStream& stream) noexcept {
+bool closed_and_done(NativeStream& stream) noexcept {
+  if (stream.finished.load(std::memory_order_acquire)) return true;
   const EventHandle event = stream.last_work.load(std::memory_order_acquire);
-  return event && ok(stream.device->driver->event_query(stream.device->ordinal, event));
+  if (!event || !ok(stream.device->driver->event_query(stream.device->ordinal, event))) return false;
+  stream.finished.store(true, std::memory_order_release);
+  return true;
 }
 
 Status deallocate_later(Allocator& allocator, const Block& block, const LastUse& last) noexcept {

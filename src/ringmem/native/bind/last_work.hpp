@@ -13,7 +13,7 @@ namespace ringmem::bind {
 struct LastUse {
   const NativeDevice* device;
   StreamHandle handle;
-  const NativeStream* object;
+  NativeStream* object;
 };
 
 // Has the reaper run the job once all that the streams were given is done. A closed stream left an
@@ -23,11 +23,11 @@ struct LastUse {
 void release_after(const std::vector<LastUse>& uses, ReaperJob&& job);
 
 // Waits, without the GIL, for all work of a closed stream; where it left no event, for its device.
-Status wait_for_closed(const NativeStream& stream) noexcept;
+Status wait_for_closed(NativeStream& stream) noexcept;
 // The same in the order of `later`, a stream of `device`; on the host only where there is no event.
-Status order_after_closed(const NativeStream& stream, int device, StreamHandle later) noexcept;
-// Whether nothing of it is left; false where it left no event.
-bool closed_and_done(const NativeStream& stream) noexcept;
+Status order_after_closed(NativeStream& stream, int device, StreamHandle later) noexcept;
+// Whether nothing of it is left; where it left no event, only if somebody waited.
+bool closed_and_done(NativeStream& stream) noexcept;
 
 // For the reaper, which repeats what a capture forbids: frees in the order of a stream that may be
 // closed by the time it is its turn.

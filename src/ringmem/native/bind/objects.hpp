@@ -35,6 +35,7 @@ struct NativeStream {
   bool owned = false;
   std::atomic<bool> closing{false};  // by one thread
   std::atomic<bool> closed{false};
+  std::atomic<bool> finished{false};  // after it was closed: all its work is known to be done
   // Of a closed stream that was owned: behind all its work. 0: there is none.
   std::atomic<EventHandle> last_work{0};
   nb::object keep_alive;

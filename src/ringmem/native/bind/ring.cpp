@@ -24,6 +24,7 @@ void raise(const char* name, const char* text) {
 }
 
 void translate(const std::exception_ptr& pointer, void*) {
+  if (!pointer) park_for_good();  // pthread_exit(): the interpreter ends
   try {
     std::rethrow_exception(pointer);
   } catch (const ring::Corrupted& error) {
