@@ -302,24 +302,17 @@ Status Buffer::give_back(const StreamRef& last, bool finalizing) {
   return allocator->deallocate(block, last.handle);
 }
 
-// At once, where all that the closed streams were given is done; false if not, and nothing happened.
+// At once, where every stream is closed and all that they were given is done; false if not, and
+// nothing happened.
 bool Buffer::give_back_behind_closed(const StreamRef& last, Status* status) {
-  if (allocator->may_block()) return false;
-  StreamRef order;
-  order.device = device;
-  order.handle = allocator->idle_stream();
-  std::vector<const StreamRef*> open;
-  const auto is_done = [&](const StreamRef& used) {
-    if (used.closed()) return closed_and_done(*used.object());
-    open.push_back(&used);
-    return used.device == device;
+  const auto is_done = [](const StreamRef& used) {
+    return used.closed() && closed_and_done(*used.object());
   };
-  if (!is_done(stream) || !is_done(last)) return false;
+  if (allocator->may_block() || !is_done(stream) || !is_done(last)) return false;
   if (!std::all_of(others_.begin(), others_.end(), is_done)) return false;
-  for (const StreamRef* used : open) {
-    if (!ok(tell_allocator(*used, order))) return false;
-  }
-  *status = allocator->deallocate(block, order.handle);
+  const StreamHandle idle = allocator->idle_stream();
+  if (idle <= per_thread_stream && is_capturing(*device->driver, device->ordinal, idle)) return false;
+  *status = allocator->deallocate(block, idle);
   return !forbidden_by_capture(*status);  // which the reaper repeats
 }
 
