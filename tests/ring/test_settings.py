@@ -9,7 +9,7 @@ import handlers_for_tests as h
 import pytest
 
 import ringmem
-from ringmem import InvalidValueError, NotSupportedError
+from ringmem import InvalidValueError, NativeHandler, NotSupportedError
 from ringmem.ring import KernelState, settings
 
 DEADLINE_S = 10.0
@@ -88,3 +88,9 @@ def test_a_ring_that_is_no_number_is_refused_by_its_value() -> None:
                 request("a")
         with pytest.raises(InvalidValueError, match=r"ring=0\.5 must be a whole number"):
             kernel.write_state(1, 0.5)
+
+
+@pytest.mark.parametrize("address", [None, 0, -1, True, 1.5, h.SLEEP_TENTHS])
+def test_an_address_of_a_handler_that_is_none_is_refused_by_name(address: object) -> None:
+    with pytest.raises(InvalidValueError, match="address=.* must be the address of a C function"):
+        NativeHandler(address)

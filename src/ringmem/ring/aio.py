@@ -131,7 +131,7 @@ class AsyncKernel:
     # --- inside ----------------------------------------------------------------------------------
 
     async def _readable(self, ring: int) -> bool:
-        """Wait until a ring has a reply; False: none will come."""
+        """Wait until a ring may have a reply; False: none will come."""
         loop = asyncio.get_running_loop()
         consumer = self.kernel._pairs[ring].consumer._native
         fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -145,11 +145,9 @@ class AsyncKernel:
                     await asyncio.wait_for(ready.wait(), _CHECK_S)
                 except TimeoutError:
                     self.kernel._check_waiting()
-            if consumer.wait(0):
-                return True
-            self.kernel._refresh()
-            self.kernel._raise_if_failed()
-            return False
+            if not consumer.wait(0):  # it was for a call that had given up
+                self.kernel._check_waiting()
+            return True
         except ClosedError:
             return False
         finally:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ringmem.native import _native
 from ringmem.native.errors import ClosedError, InvalidValueError
-from ringmem.ring.endpoints import Consumer, Full, Producer
+from ringmem.ring.endpoints import Full, Producer
 from ringmem.ring.lifecycle import KernelState
 from ringmem.ring.pairs import Pair
 
@@ -55,11 +55,6 @@ class Messaging:
         if self._state is KernelState.DRAINING:
             raise ClosedError("the kernel is draining; it takes no more messages")
         return pair.producer
-
-    def _receiving(self, ring: int) -> Consumer:
-        consumer = self._pair(ring).consumer
-        self._caller.settle(ring)
-        return consumer
 
     def _check_waiting(self) -> None:
         raise NotImplementedError
@@ -132,15 +127,15 @@ class Messaging:
 
     def poll(self, max: int | None = None, *, ring: int = 0) -> tuple[npt.NDArray[Any], ...]:  # noqa: A002
         """Return replies in place, without waiting: :meth:`Consumer.poll` of a ring."""
-        return self._receiving(ring).poll(max)
+        return self._pair(ring).consumer.poll(max)
 
     def statuses(self, *, ring: int = 0) -> npt.NDArray[np.int32]:
         """Return the handler's status of each polled reply."""
-        return self._receiving(ring).statuses()
+        return self._pair(ring).consumer.statuses()
 
     def release(self, n: int | None = None, *, ring: int = 0) -> None:
         """Give polled slots back: :meth:`Consumer.release` of a ring."""
-        self._receiving(ring).release(n)
+        self._pair(ring).consumer.release(n)
 
     def recv(
         self,
@@ -150,7 +145,7 @@ class Messaging:
         ring: int = 0,
     ) -> npt.NDArray[Any]:
         """Wait for replies and return copies of what is there: :meth:`Consumer.recv` of a ring."""
-        return self._receiving(ring).recv(max, timeout_s)
+        return self._pair(ring).consumer.recv(max, timeout_s)
 
     def recv_into(
         self,
@@ -161,7 +156,7 @@ class Messaging:
         ring: int = 0,
     ) -> int:
         """Wait for replies and copy them into `out`: :meth:`Consumer.recv_into` of a ring."""
-        return self._receiving(ring).recv_into(out, timeout_s, statuses)
+        return self._pair(ring).consumer.recv_into(out, timeout_s, statuses)
 
     @property
     def dropped(self) -> int:

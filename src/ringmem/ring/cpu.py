@@ -47,6 +47,13 @@ class NativeHandler:
     lanes: bool = False
     keep_alive: object = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.address, bool) or not isinstance(self.address, int) or self.address <= 0:
+            raise InvalidValueError(
+                f"address={self.address!r:.80} must be the address of a C function, an int; "
+                "a function of ctypes is a handler by itself"
+            )
+
 
 class SharedRingMemory:
     """Anonymous shared memory as :class:`ringmem.ring.backend.RingMemory`."""

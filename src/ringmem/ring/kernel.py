@@ -256,7 +256,8 @@ class RingKernel(KernelLife, Closing):
         """Let the kernel answer everything that was sent, and end it. Nothing more can be sent.
 
         Replies stay readable. Where more replies are unread than a ring has slots, another thread
-        must read on, or this one after the TimeoutError; then drain again.
+        must read on, or this one after the TimeoutError; then drain again. Awaited calls that still
+        wait for room on a full ring were not sent: they get a :class:`ClosedError`.
 
         Raises
         ------

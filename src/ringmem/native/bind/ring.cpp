@@ -151,7 +151,7 @@ std::pair<u64, u64> send(NativeProducer& self, nb::handle batch, bool wait, nb::
 std::pair<u64, u64> poll_slots(NativeConsumer& self, u64 max) {
   const Use use(self);
   require_not_awaited(self);
-  const u64 ready = self.endpoint.poll(max).size();
+  const u64 ready = settle(self) ? self.endpoint.poll(max).size() : 0;
   self.shown = ready;
   if (ready == 0) require_sound(self, bad_line);
   return {static_cast<u64>(self.endpoint.head()) & (self.endpoint.capacity() - 1), ready};
@@ -198,7 +198,7 @@ u64 receive(NativeConsumer& self, nb::handle out, u64 max, nb::handle timeout, n
     max = std::min(max, status_records.size);
   }
   max = std::min(max, records.size);
-  u64 got = self.endpoint.receive(records.data, max, status_data);
+  u64 got = settle(self) ? self.endpoint.receive(records.data, max, status_data) : 0;
   if (got == 0 && max != 0 && wait_for_message(self, deadline_of(seconds_of(timeout)))) {
     got = self.endpoint.receive(records.data, max, status_data);
   }

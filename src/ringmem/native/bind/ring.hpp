@@ -228,7 +228,11 @@ void set_ring_error() noexcept;
 
 // Waits for `wanted` free slots; throws what makes that hopeless. False: timed out.
 bool wait_for_slots(NativeProducer& self, ring::u64 wanted, ring::Clock::time_point deadline);
-// Waits for one message. False: timed out. Throws Closed when the producer closed and none is left.
+// Drops the replies that nobody waits for any more, as far as they are there; they are the oldest.
+// True: none is to come, and what is there is for the reader.
+bool settle(NativeConsumer& self) noexcept;
+// Waits for one message for the reader. False: timed out. Throws Closed when the producer closed and
+// none is left.
 bool wait_for_message(NativeConsumer& self, ring::Clock::time_point deadline);
 
 }  // namespace ringmem::bind

@@ -92,9 +92,18 @@ void send_waiting(AsyncChannel& channel) {
   producer.busy.store(false, std::memory_order_release);
 }
 
-// What the slot holds, as the outcome of a call; takes the slot.
-void finish_one(AsyncChannel& channel, const layout::Line* slot, ReplyObject* reply) {
-  CallChannel& ends = channel.ends;
+// The Python error in flight, which is no more.
+PyObject* take_error() {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  Py_XDECREF(type);
+  Py_XDECREF(trace);
+  return value;
+}
+
+// What the slot holds, as the outcome of a call; where none can be made, the call gets that error.
+void finish_one(CallChannel& ends, const layout::Line* slot, ReplyObject* reply) try {
   const void* data = slot->payload;
   if (ends.reply.nbytes() > layout::line_payload_nbytes) {
     ring::unpack(ends.scratch.data(), slot, ends.reply.nbytes());
@@ -107,16 +116,19 @@ void finish_one(AsyncChannel& channel, const layout::Line* slot, ReplyObject* re
     outcome = nb::module_::import_("ringmem.native.errors").attr("HandlerError")(status, outcome);
   }
   settle_reply(reply, outcome.release().ptr(), status != 0);
+} catch (...) {
+  set_ring_error();
+  settle_reply(reply, take_error(), true);
 }
 
 // Takes the replies that are there; returns whether there were any.
 bool take_replies(AsyncCaller& caller, AsyncChannel& channel) {
   CallChannel& ends = channel.ends;
   const Use<ring::Consumer> receiving(*ends.consumer);
-  ends.settle();
+  const bool settled = settle(*ends.consumer);
   send_waiting(channel);
   const std::uint64_t sent = channel.pending.size() - channel.waiting.size();
-  if (ends.consumer->abandoned != 0 || sent == 0) return false;
+  if (!settled || sent == 0) return false;
   const ring::Runs runs = ends.consumer->endpoint.poll(sent);
   std::uint64_t taken = 0;
   for (const ring::Run& run : {runs.first, runs.second}) {
@@ -128,12 +140,12 @@ bool take_replies(AsyncCaller& caller, AsyncChannel& channel) {
       ends.consumer->awaited = channel.pending.size();
       caller.finished.push_back(reply);
       if (!reply->done) {
-        finish_one(channel, run.lines + i * ends.consumer->endpoint.geometry().slot_lines, reply);
+        finish_one(ends, run.lines + i * ends.consumer->endpoint.geometry().slot_lines, reply);
       }
     }
   }
   if (runs.size() == 0) {
-    require_sound(*ends.consumer, "a line carries a sequence that does not belong there");
+    require_sound(*ends.consumer, bad_line);
     return false;
   }
   ends.consumer->endpoint.release(taken);
@@ -143,9 +155,7 @@ bool take_replies(AsyncCaller& caller, AsyncChannel& channel) {
 
 // Everybody who waits gets the Python error in flight.
 void fail_pending(AsyncCaller& caller) {
-  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
-  PyErr_Fetch(&type, &value, &trace);
-  PyErr_NormalizeException(&type, &value, &trace);
+  const nb::object error = nb::steal(take_error());
   for (const auto& channel : caller.channels) {
     // Replies of what was sent may still come; nobody waits for them any more.
     channel->ends.consumer->abandoned += channel->pending.size() - channel->waiting.size();
@@ -155,13 +165,10 @@ void fail_pending(AsyncCaller& caller) {
     pending.swap(channel->pending);
     channel->ends.consumer->awaited = 0;
     for (ReplyObject* reply : pending) {
-      settle_reply(reply, Py_NewRef(value), true);
+      settle_reply(reply, Py_NewRef(error.ptr()), true);
       caller.finished.push_back(reply);
     }
   }
-  Py_XDECREF(type);
-  Py_XDECREF(value);
-  Py_XDECREF(trace);
 }
 
 void run_finished(AsyncCaller& caller) {
@@ -262,7 +269,7 @@ void send(AsyncChannel& channel, const std::byte* record) {
                        "reserved; recv() and commit() first, or call on another ring");
   }
   if (channel.waiting.empty() && producer.send(record, 1) == 1) [[likely]] return;
-  require_sound(*ends.producer, "the consumer's index is impossible");
+  require_sound(*ends.producer, bad_head);
   if (ends.consumer->closed.load()) throw Closed("the endpoint is closed");
   channel.waiting.emplace_back(record, record + ends.message.nbytes());
   ends.producer->queued = channel.waiting.size();

@@ -96,7 +96,7 @@ class Turn {
 // full for a moment.
 void send_when_free(CallChannel& channel, const std::byte* record,
                     std::optional<double> timeout_s) {
-  require_sound(*channel.producer, "the consumer's index is impossible");
+  require_sound(*channel.producer, bad_head);
   if (!wait_for_slots(*channel.producer, 1, deadline_of(timeout_s))) {
     throw TimedOut("no free slot within timeout_s=" + std::to_string(*timeout_s) +
                    ": the ring is full of messages whose calls timed out");
@@ -127,13 +127,7 @@ bool wait_for_reply(CallChannel& channel, std::optional<double> timeout_s) {
       }
     } while (ring::Clock::now() < until);
   }
-  const auto deadline = deadline_of(timeout_s);
-  for (;;) {
-    if (!wait_for_message(*channel.consumer, deadline)) return false;
-    require_sound(*channel.consumer, "a line carries a sequence that does not belong there");
-    if (channel.consumer->abandoned == 0) return true;
-    channel.settle();
-  }
+  return wait_for_message(*channel.consumer, deadline_of(timeout_s));
 }
 
 [[noreturn]] void raise_handler_error(ring::i32 status, nb::object reply) {
@@ -220,22 +214,6 @@ PyObject* vectorcall(PyObject* object, PyObject* const* args, std::size_t flags,
   }
 }
 
-// settle(ring): before replies are read another way.
-PyObject* settle(PyObject* object, PyObject* ring) {
-  try {
-    CallChannel& channel = channel_of(*reinterpret_cast<CallerObject*>(object)->caller, ring);
-    require_not_awaited(*channel.consumer);
-    if (channel.consumer->abandoned != 0) {
-      const Use<ring::Consumer> receiving(*channel.consumer);
-      channel.settle();
-    }
-    return PyLong_FromUnsignedLongLong(channel.consumer->abandoned);
-  } catch (...) {
-    set_ring_error();
-    return nullptr;
-  }
-}
-
 PyObject* unread(PyObject* object, PyObject* ring) {
   try {
     CallChannel& channel = channel_of(*reinterpret_cast<CallerObject*>(object)->caller, ring);
@@ -255,8 +233,6 @@ void dealloc(PyObject* object) {
 }
 
 PyMethodDef methods[] = {
-    {"settle", settle, METH_O,
-     "settle(ring)\n--\n\nDrop replies whose calls timed out; returns how many are still to come."},
     {"unread", unread, METH_O,
      "unread(ring)\n--\n\nMessages sent whose replies were not read, calls that timed out aside."},
     {nullptr, nullptr, 0, nullptr},

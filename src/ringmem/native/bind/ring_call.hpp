@@ -1,6 +1,7 @@
 // One ring pair as Python calls it: a message in, its reply out.
 #pragma once
 
+#include <algorithm>
 #include <mutex>
 #include <vector>
 
@@ -25,16 +26,12 @@ struct CallChannel {
         scratch(reply.nbytes()) {}
 
   // Messages whose replies nobody has taken yet, beside the ones given up by calls in vain.
+  // A figure where another thread is at work on either end: never below none.
   std::uint64_t unread() const {
-    return static_cast<std::uint64_t>(producer->endpoint.tail() - consumer->endpoint.head()) -
-           consumer->abandoned;
-  }
-  // Drops replies that came too late for their call, as far as they are there.
-  void settle() {
-    while (consumer->abandoned > 0 && consumer->endpoint.poll(1).size() > 0) {
-      consumer->endpoint.release(1);
-      --consumer->abandoned;
-    }
+    const std::uint64_t abandoned = consumer->abandoned;
+    const auto answers =
+        static_cast<std::uint64_t>(producer->endpoint.tail() - consumer->endpoint.head());
+    return answers - std::min(answers, abandoned);
   }
 
   NativeProducer* producer;

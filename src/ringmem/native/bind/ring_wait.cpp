@@ -38,6 +38,14 @@ bool wait_for_slots(NativeProducer& self, ring::u64 wanted, ring::Clock::time_po
   return false;
 }
 
+bool settle(NativeConsumer& self) noexcept {
+  while (self.abandoned != 0 && self.endpoint.poll(1).size() != 0) {
+    self.endpoint.release(1);
+    --self.abandoned;
+  }
+  return self.abandoned == 0;
+}
+
 bool wait_for_message(NativeConsumer& self, ring::Clock::time_point deadline) {
   const auto& endpoint = self.endpoint;
   const auto hopeless = [&] {
@@ -50,7 +58,7 @@ bool wait_for_message(NativeConsumer& self, ring::Clock::time_point deadline) {
   while (wait_for([&] { return endpoint.would_receive(); }, self.wait, deadline, hopeless)) {
     // Closed is stored after the last message, so a look after it has seen that message.
     const bool closed = endpoint.producer_closed();
-    if (self.endpoint.poll(1).size() != 0) return true;
+    if (settle(self) && self.endpoint.poll(1).size() != 0) return true;
     require_sound(self, bad_line);
     if (closed) raise_end(self, "the producer closed the ring and every message was received");
     // It was closed, and opened again meanwhile: a kernel that was restarted.
