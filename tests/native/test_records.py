@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ NUMBER = np.dtype("u8")
 ONE = np.dtype([("a", "i8")])
 TWO = np.dtype([("a", "i8"), ("b", "i8")])
 TEXT = np.dtype("S8")
+NESTED = np.dtype([("at", TWO), ("words", "f4", (2,))])
+LABELLED = np.dtype([("name", "S4"), ("when", "M8[s]")])
 
 
 def _echo(message: int, reply: int, state: int) -> int:
@@ -46,12 +49,17 @@ FITS = [
     (TEXT, b"abc", [b"abc"]),
     (TEXT, [b"abc", b"d"], [b"abc", b"d"]),
     (TEXT, "abc", [b"abc"]),
+    (TWO, (np.int32(1), True), [(1, 1)]),
+    (NESTED, ((1, 2), [3, 4]), [((1, 2), [3, 4])]),
+    (NESTED, ((1, 2), np.ones(2)), [((1, 2), [1, 1])]),
+    (LABELLED, (b"ab", "1970-01-01"), [(b"ab", datetime(1970, 1, 1))]),
 ]
 
 
 @pytest.mark.parametrize(("dtype", "batch", "expected"), FITS)
 def test_what_fits_is_taken_as_it_is(dtype: np.dtype[Any], batch: Any, expected: list[Any]) -> None:
-    assert as_bytes(batch, dtype).view(dtype).tolist() == expected
+    taken = as_bytes(batch, dtype).view(dtype)
+    assert taken.tobytes() == np.array(expected, dtype).tobytes()
 
 
 MISREAD = [
@@ -62,6 +70,17 @@ MISREAD = [
     *[(TWO, bare) for bare in (5, [5], [[1, 2]], range(2), "ab", bytes(15), bytearray(17))],
     (TWO, [np.int64(5)]),
     (TWO, memoryview(np.zeros(2))),
+    *[(TWO, text) for text in (("12", 0), (1, b"2"), (1, None), (1, np.str_("2")), (1, ["2"]))],
+    *[(TWO, [(1, 2), later]) for later in (("3", 4), 3, "ab", (3, None), [3, 4], np.zeros(2))],
+    (ONE, [(1,), "2"]),
+    (ONE, [1, 2, None]),
+    (NUMBER, [1, "2"]),
+    (NUMBER, [[1, 2], [3, b"4"]]),
+    (NESTED, (1, 2)),
+    (NESTED, ((1, "2"), [3, 4])),
+    (NESTED, ((1, 2), [3, "4"])),
+    (NESTED, [((1, 2), [3, 4]), ((1, 2), None)]),
+    (LABELLED, (b"ab", None)),
     (TEXT, b"123456789"),
 ]
 TOO_LARGE = [(NUMBER, 2**70), (NUMBER, -1), (NUMBER, [1, -1]), (ONE, (2**63,)), (TWO, (2**70, 1))]

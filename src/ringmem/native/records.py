@@ -7,7 +7,9 @@ of that is what somebody who sends it means, so it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,8 +20,11 @@ from ringmem.native.errors import InvalidValueError
 __all__ = ["as_bytes", "as_writable_bytes"]
 
 _BYTES = ("B", "b", "c")  # formats of a memoryview whose elements are bytes
-_NO_BUFFER = (list, int, float, str, range)  # types that are frequent, and no buffers
-_SINGLE = (tuple, int, float, complex, str, bytes, bytearray, memoryview, np.generic, type(None))
+_NO_BUFFER = (tuple, list, int, float, str, range)  # types that are frequent, and no buffers
+_SINGLE = (tuple, range, int, float, complex, str, bytes, bytearray, memoryview, np.generic)
+_NUMBERS = frozenset((int, float, bool))
+_NOT_A_NUMBER = (str, bytes, bytearray, memoryview, type(None))
+_TAKES = {str: "SUMm", np.str_: "SUMm", type(None): ""}  # kinds of fields; bytes go into S and V
 
 
 def as_bytes(batch: Any, message: np.dtype[Any], name: str = "batch") -> npt.NDArray[np.uint8]:
@@ -42,9 +47,7 @@ def as_bytes(batch: Any, message: np.dtype[Any], name: str = "batch") -> npt.NDA
     InvalidValueError
         The batch is of another dtype or cannot be converted.
     """
-    kind = type(batch)
-    number = (kind is int or kind is float) and (message.names is None or len(message.names) == 1)
-    if kind is not tuple and not number:  # which are by far the most frequent
+    if not _is_plain(batch, message):
         batch = _checked(batch, message, name)
     try:
         array = np.ascontiguousarray(batch, dtype=message)
@@ -72,10 +75,34 @@ def as_writable_bytes(array: Any, message: np.dtype[Any]) -> npt.NDArray[np.uint
 
 
 # --- what NumPy would misread --------------------------------------------------------------------
+@functools.lru_cache(64)
+def _fields_of_numbers(message: np.dtype[Any]) -> int:
+    """Return how many values a message takes; 0 where one of them is a record itself."""
+    if message.names is None:
+        return 1
+    nested = any(message[i].base.names is not None for i in range(len(message.names)))
+    return 0 if nested else len(message.names)
+
+
+def _is_plain(batch: Any, message: np.dtype[Any]) -> bool:
+    """Whether a batch is numbers or tuples of them, which NumPy cannot misread."""
+    fields = _fields_of_numbers(message)
+    if fields == 0:
+        return False
+    if type(batch) is tuple:
+        return _NUMBERS.issuperset(map(type, batch))
+    if type(batch) is not list:
+        return fields == 1 and type(batch) in _NUMBERS
+    kinds = set(map(type, batch))
+    if kinds == {tuple}:
+        return _NUMBERS.issuperset(map(type, chain.from_iterable(batch)))
+    return fields == 1 and kinds <= _NUMBERS
+
+
 def _checked(batch: Any, message: np.dtype[Any], name: str) -> Any:
     """Return the batch, or its memory as an array of the message dtype."""
     if isinstance(batch, _NO_BUFFER) and not isinstance(batch, np.generic):
-        _check_first(batch, message, name)
+        _check_values(batch, message, lambda value: _refuse(batch, message, name, value))
         return batch
     if not isinstance(batch, np.ndarray | np.generic):
         if hasattr(batch, "__array__") or hasattr(batch, "__array_interface__"):
@@ -84,7 +111,7 @@ def _checked(batch: Any, message: np.dtype[Any], name: str) -> Any:
             try:
                 memory = memoryview(batch)
             except TypeError:
-                _check_first(batch, message, name)
+                _check_values(batch, message, lambda value: _refuse(batch, message, name, value))
                 return batch
             return _of_buffer(batch, memory, message, name)
     if not _same(batch.dtype, message):
@@ -115,32 +142,48 @@ def _of_buffer(batch: Any, memory: memoryview, message: np.dtype[Any], name: str
     )
 
 
-def _check_first(batch: Any, message: np.dtype[Any], name: str) -> None:
-    """Look at the first of what may be a list of lists of messages."""
-    first = batch
-    while isinstance(first, list) or (
-        not isinstance(first, _SINGLE) and isinstance(first, Sequence)
-    ):
-        if not len(first):
-            return
-        first = first[0]
-    names = message.names
-    if names is not None and len(names) > 1:
-        if not isinstance(first, tuple) and getattr(first, "dtype", None) != message:
-            _refuse(batch, message, name)
-    elif first is None:  # which NumPy would read as not-a-number
-        _refuse(batch, message, name)
-    elif isinstance(first, str | bytes | bytearray | memoryview):
-        only = (message[0] if names else message).base
-        if only.kind not in ("SU" if isinstance(first, str) else "SV"):
-            _refuse(batch, message, name)
+def _check_values(value: Any, dtype: np.dtype[Any], refuse: Callable[[Any], NoReturn]) -> None:
+    """Look at every value of one message or many; arrays are what NumPy says they are."""
+    if dtype.base.names is not None:
+        _check_records(value, dtype.base, refuse)
+    elif isinstance(value, tuple) or _is_list(value):
+        for one in value:
+            _check_values(one, dtype, refuse)
+    elif isinstance(value, _NOT_A_NUMBER):
+        if dtype.base.kind not in _TAKES.get(type(value), "SV"):
+            refuse(value)
+    elif getattr(value, "dtype", dtype.base).kind in "SU" and dtype.base.kind not in "SU":
+        refuse(value)
 
 
-def _refuse(batch: Any, message: np.dtype[Any], name: str) -> NoReturn:
+def _check_records(value: Any, record: np.dtype[Any], refuse: Callable[[Any], NoReturn]) -> None:
+    """Look at the values of each field."""
+    names = record.names or ()
+    if isinstance(value, tuple):
+        if len(value) == len(names):  # else NumPy says it better
+            for one, name in zip(value, names, strict=True):
+                _check_values(one, record[name], refuse)
+    elif _is_list(value):
+        for one in value:
+            _check_records(one, record, refuse)
+    elif len(names) == 1:
+        _check_values(value, record[0], refuse)
+    elif getattr(value, "dtype", None) != record:  # which NumPy would put into every field
+        refuse(value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) or (
+        not isinstance(value, _SINGLE) and isinstance(value, Sequence)
+    )
+
+
+def _refuse(batch: Any, message: np.dtype[Any], name: str, value: Any = None) -> NoReturn:
     many = len(message.names or ()) > 1
     would_do = "a tuple, a value a field, for one, or a list of tuples" if many else "numbers"
+    what = "" if value is batch else f", with {value!r:.40} in it,"
     raise InvalidValueError(
-        f"{name}={batch!r:.80} is not of the {_kind(name)} dtype {message}: give {would_do}"
+        f"{name}={batch!r:.80}{what} is not of the {_kind(name)} dtype {message}: give {would_do}"
     )
 
 

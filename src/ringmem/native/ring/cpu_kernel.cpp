@@ -7,9 +7,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #include "driver/fork.hpp"
@@ -103,7 +103,7 @@ void CpuKernel::start(const std::vector<KernelPair>& pairs, u64 deadline_ns) {
       make_thread(shared_, gate, std::move(loop));
       ++made;
     }
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {
     open_gate(*gate, Gate::cancelled);
     join(std::chrono::seconds(1));
     throw DriverError(Status::operating_system, "pthread_create",
