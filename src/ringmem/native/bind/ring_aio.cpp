@@ -2,18 +2,15 @@
 // time that the event loop wakes. Belongs to the thread of one event loop at a time; every entry
 // from Python holds the object (nothing with a GIL). Neither that nor the GIL is held through a call
 // of Python, so nothing here relies on a state from before one.
-#include "bind/ring_aio.hpp"
+#include "bind/ring_aio_channel.hpp"
 
 #include <structmember.h>
 #include <unistd.h>
 
-#include <deque>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "bind/ring_call.hpp"
 #include "driver/fork.hpp"
 #include "ring/poller.hpp"
 
@@ -22,15 +19,6 @@ namespace {
 
 // Rounds of taking replies in a row before other work of the loop has its turn.
 constexpr int max_rounds = 16;
-
-struct AsyncChannel {
-  AsyncChannel(nb::object producer, nb::object consumer)
-      : ends(std::move(producer), std::move(consumer)) {}
-
-  CallChannel ends;
-  std::deque<ReplyObject*> pending;  // owned; oldest first; sent, then the ones in `waiting`
-  std::deque<std::vector<std::byte>> waiting;  // messages that found the ring full
-};
 
 struct AsyncCaller {
   std::vector<std::unique_ptr<AsyncChannel>> channels;
@@ -42,7 +30,7 @@ struct AsyncCaller {
   ring::Poller::WatchId watch = 0;
   std::uint64_t generation = fork_generation();
   bool armed = false, draining = false, checking = false;
-  std::vector<ReplyObject*> finished;  // scratch of drain()
+  Replies finished;  // scratch of drain()
 };
 
 struct CallerObject {
@@ -62,8 +50,8 @@ void arm(AsyncCaller& caller) {
   std::vector<ring::Consumer> readers;
   std::vector<ring::Producer> writers;
   for (const auto& channel : caller.channels) {
-    if (!channel->pending.empty()) readers.push_back(channel->ends.consumer->endpoint);
-    if (!channel->waiting.empty()) writers.push_back(channel->ends.producer->endpoint);
+    if (channel->pending() != 0) readers.push_back(channel->reader());
+    if (channel->waits_for_room()) writers.push_back(channel->writer());
   }
   if (readers.empty()) return;
   ring::Poller::instance().arm(
@@ -79,100 +67,14 @@ void arm(AsyncCaller& caller) {
   caller.armed = true;
 }
 
-// Where another thread holds the producer, to be refused, the poller comes again.
-void send_waiting(AsyncChannel& channel) {
-  if (channel.waiting.empty()) return;
-  NativeProducer& producer = *channel.ends.producer;
-  if (producer.busy.exchange(true, std::memory_order_acquire)) return;
-  while (!channel.waiting.empty() &&
-         producer.endpoint.send(channel.waiting.front().data(), 1) == 1) {
-    channel.waiting.pop_front();
-  }
-  producer.queued = channel.waiting.size();
-  producer.busy.store(false, std::memory_order_release);
-}
-
-// The Python error in flight, which is no more.
-PyObject* take_error() {
-  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
-  PyErr_Fetch(&type, &value, &trace);
-  PyErr_NormalizeException(&type, &value, &trace);
-  Py_XDECREF(type);
-  Py_XDECREF(trace);
-  return value;
-}
-
-// What the slot holds, as the outcome of a call; where none can be made, the call gets that error.
-void finish_one(CallChannel& ends, const layout::Line* slot, ReplyObject* reply) try {
-  const void* data = slot->payload;
-  if (ends.reply.nbytes() > layout::line_payload_nbytes) {
-    ring::unpack(ends.scratch.data(), slot, ends.reply.nbytes());
-    data = ends.scratch.data();
-  }
-  nb::object outcome = nb::steal(ends.reply.make(data));
-  if (!outcome.is_valid()) throw nb::python_error();
-  const ring::i32 status = layout::word_status(ring::load_word(*slot));
-  if (status != 0) {
-    outcome = nb::module_::import_("ringmem.native.errors").attr("HandlerError")(status, outcome);
-  }
-  settle_reply(reply, outcome.release().ptr(), status != 0);
-} catch (...) {
-  set_ring_error();
-  settle_reply(reply, take_error(), true);
-}
-
-// Takes the replies that are there; returns whether there were any.
-bool take_replies(AsyncCaller& caller, AsyncChannel& channel) {
-  CallChannel& ends = channel.ends;
-  const Use<ring::Consumer> receiving(*ends.consumer);
-  const bool settled = settle(*ends.consumer);
-  send_waiting(channel);
-  const std::uint64_t sent = channel.pending.size() - channel.waiting.size();
-  if (!settled || sent == 0) return false;
-  const ring::Runs runs = ends.consumer->endpoint.poll(sent);
-  std::uint64_t taken = 0;
-  for (const ring::Run& run : {runs.first, runs.second}) {
-    // Another thread may have failed all that is pending meanwhile.
-    for (std::uint64_t i = 0; i < run.slots && !channel.pending.empty(); ++i, ++taken) {
-      ReplyObject* reply = channel.pending.front();
-      const nb::object keep = nb::borrow(reinterpret_cast<PyObject*>(reply));
-      channel.pending.pop_front();
-      ends.consumer->awaited = channel.pending.size();
-      caller.finished.push_back(reply);
-      if (!reply->done) {
-        finish_one(ends, run.lines + i * ends.consumer->endpoint.geometry().slot_lines, reply);
-      }
-    }
-  }
-  if (runs.size() == 0) {
-    require_sound(*ends.consumer, bad_line);
-    return false;
-  }
-  ends.consumer->endpoint.release(taken);
-  send_waiting(channel);
-  return true;
-}
-
 // Everybody who waits gets the Python error in flight.
 void fail_pending(AsyncCaller& caller) {
   const nb::object error = nb::steal(take_error());
-  for (const auto& channel : caller.channels) {
-    // Replies of what was sent may still come; nobody waits for them any more.
-    channel->ends.consumer->abandoned += channel->pending.size() - channel->waiting.size();
-    channel->waiting.clear();
-    channel->ends.producer->queued = 0;
-    std::deque<ReplyObject*> pending;
-    pending.swap(channel->pending);
-    channel->ends.consumer->awaited = 0;
-    for (ReplyObject* reply : pending) {
-      settle_reply(reply, Py_NewRef(error.ptr()), true);
-      caller.finished.push_back(reply);
-    }
-  }
+  for (const auto& channel : caller.channels) channel->fail(error, caller.finished);
 }
 
 void run_finished(AsyncCaller& caller) {
-  std::vector<ReplyObject*> batch;
+  Replies batch;
   batch.swap(caller.finished);
   for (ReplyObject* reply : batch) {
     run_callbacks(reply);
@@ -185,7 +87,9 @@ void run_finished(AsyncCaller& caller) {
 void take_and_run(AsyncCaller& caller) {
   for (int round = 0; round < max_rounds; ++round) {
     bool any = false;
-    for (const auto& channel : caller.channels) any |= take_replies(caller, *channel);
+    for (const auto& channel : caller.channels) {
+      any |= channel->take_replies(caller.finished);
+    }
     run_finished(caller);
     if (!any) break;
   }
@@ -206,9 +110,7 @@ PyObject* drain(PyObject* object, PyObject*) {
     try {
       take_and_run(caller);
       bool ended = false;
-      for (const auto& channel : caller.channels) {
-        ended |= !channel->pending.empty() && channel->ends.consumer->endpoint.producer_closed();
-      }
+      for (const auto& channel : caller.channels) ended |= channel->at_its_end();
       if (ended) caller.check();
     } catch (...) {
       set_ring_error();
@@ -223,13 +125,6 @@ PyObject* drain(PyObject* object, PyObject*) {
     return nullptr;
   }
   Py_RETURN_NONE;
-}
-
-const std::byte* record_of(CallChannel& ends, PyObject* message, Records* slow) {
-  if (const std::byte* record = ends.message.bytes_of(message); record != nullptr) return record;
-  *slow = records_of(message, ends.message.dtype());
-  if (slow->size != 1) throw InvalidValue("a call takes one message; send() takes batches");
-  return slow->data;
 }
 
 AsyncChannel& channel_of(AsyncCaller& caller, PyObject* const* args, Py_ssize_t nargs,
@@ -259,40 +154,6 @@ nb::object require_loop(AsyncCaller& caller) {
   return running;
 }
 
-void send(AsyncChannel& channel, const std::byte* record) {
-  CallChannel& ends = channel.ends;
-  const Use<ring::Producer> sending(*ends.producer);
-  auto& producer = ends.producer->endpoint;
-  const std::uint64_t mine = channel.pending.size() - channel.waiting.size();
-  if (ends.unread() != mine || producer.reserved() != 0) [[unlikely]] {
-    throw InvalidValue("replies of messages that were sent on this ring are unread, or slots of it "
-                       "reserved; recv() and commit() first, or call on another ring");
-  }
-  if (channel.waiting.empty() && producer.send(record, 1) == 1) [[likely]] return;
-  require_sound(*ends.producer, bad_head);
-  if (ends.consumer->closed.load()) throw Closed("the endpoint is closed");
-  channel.waiting.emplace_back(record, record + ends.message.nbytes());
-  ends.producer->queued = channel.waiting.size();
-}
-
-// Sends, and waits for the reply. No Python runs meanwhile: the message and its reply take the same
-// place in both lines. While a call waits nobody else may read replies, so that only the first one
-// has to look whether somebody does.
-void post(AsyncChannel& channel, const std::byte* record, PyObject* reply) {
-  NativeConsumer& consumer = *channel.ends.consumer;
-  std::optional<Use<ring::Consumer>> alone;
-  if (channel.pending.empty()) {
-    if (consumer.busy.load(std::memory_order_relaxed)) {
-      throw InUse("another thread reads replies of this ring, and would take this one; await calls "
-                  "on another ring, or after it");
-    }
-    alone.emplace(consumer);
-  }
-  send(channel, record);
-  channel.pending.push_back(reinterpret_cast<ReplyObject*>(Py_NewRef(reply)));
-  consumer.awaited = channel.pending.size();
-}
-
 PyObject* vectorcall(PyObject* object, PyObject* const* args, std::size_t flags, PyObject* kwnames) {
   const nb::ft_object_guard alone(object);
   AsyncCaller& caller = caller_of(object);
@@ -304,12 +165,12 @@ PyObject* vectorcall(PyObject* object, PyObject* const* args, std::size_t flags,
       caller.checking = caller.loop == loop.ptr();
     }
     Records slow;
-    const std::byte* record = record_of(channel.ends, args[0], &slow);
+    const std::byte* record = channel.record_of(args[0], &slow);
     ReplyObject* reply = new_reply(loop.ptr());
     if (reply == nullptr) return nullptr;
     nb::object result = nb::steal(reinterpret_cast<PyObject*>(reply));
     if (caller.loop != loop.ptr()) throw InUse("calls wait in another event loop meanwhile");
-    post(channel, record, result.ptr());
+    channel.post(record, reply);
     arm(caller);
     return result.release().ptr();
   } catch (...) {
@@ -348,7 +209,7 @@ PyObject* let_go(PyObject* object, PyObject*) {
   const nb::ft_object_guard alone(object);
   AsyncCaller& caller = caller_of(object);
   bool busy = caller.draining;  // in the thread of that loop: what is pending now is no end of it
-  for (const auto& channel : caller.channels) busy |= !channel->pending.empty();
+  for (const auto& channel : caller.channels) busy |= channel->pending() != 0;
   if (!busy) Py_CLEAR(caller.loop);
   return PyBool_FromLong(!busy);
 }
@@ -356,7 +217,7 @@ PyObject* let_go(PyObject* object, PyObject*) {
 PyObject* pending(PyObject* object, PyObject*) {
   const nb::ft_object_guard alone(object);
   std::size_t count = 0;
-  for (const auto& channel : caller_of(object).channels) count += channel->pending.size();
+  for (const auto& channel : caller_of(object).channels) count += channel->pending();
   return PyLong_FromSize_t(count);
 }
 
@@ -373,7 +234,7 @@ PyObject* fail(PyObject* object, PyObject* error) {
   AsyncCaller& caller = caller_of(object);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
   fail_pending(caller);
-  std::vector<ReplyObject*> batch;
+  Replies batch;
   batch.swap(caller.finished);
   for (ReplyObject* reply : batch) {
     schedule_callbacks(reply);
@@ -386,9 +247,6 @@ void dealloc(PyObject* object) {
   AsyncCaller* caller = reinterpret_cast<CallerObject*>(object)->caller;
   if (caller->watch != 0 && caller->generation == fork_generation()) {
     ring::Poller::instance().unwatch(caller->watch);
-  }
-  for (const auto& channel : caller->channels) {
-    for (ReplyObject* reply : channel->pending) Py_DECREF(reply);
   }
   Py_XDECREF(caller->loop);
   Py_DECREF(caller->running_loop);
