@@ -50,6 +50,8 @@ FITS = [
     (TEXT, [b"abc", b"d"], [b"abc", b"d"]),
     (TEXT, "abc", [b"abc"]),
     (TWO, (np.int32(1), True), [(1, 1)]),
+    (ONE, [2.0, 3], [(2,), (3,)]),
+    (NESTED, ((1, 2), [3, 4.5]), [((1, 2), [3, 4.5])]),
     (NESTED, ((1, 2), [3, 4]), [((1, 2), [3, 4])]),
     (NESTED, ((1, 2), np.ones(2)), [((1, 2), [1, 1])]),
     (LABELLED, (b"ab", "1970-01-01"), [(b"ab", datetime(1970, 1, 1))]),
@@ -73,6 +75,11 @@ MISREAD = [
     *[(TWO, text) for text in (("12", 0), (1, b"2"), (1, None), (1, np.str_("2")), (1, ["2"]))],
     *[(TWO, [(1, 2), later]) for later in (("3", 4), 3, "ab", (3, None), [3, 4], np.zeros(2))],
     (ONE, [(1,), "2"]),
+    *[
+        (ONE, cut)
+        for cut in (2.5, [1, 2.5], (2.5,), [(1,), (2.5,)], float("nan"), [np.float64(2.5)])
+    ],
+    (TWO, (1.9, 0)),
     (ONE, [1, 2, None]),
     (NUMBER, [1, "2"]),
     (NUMBER, [[1, 2], [3, b"4"]]),

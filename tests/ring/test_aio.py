@@ -166,10 +166,11 @@ def test_replies_that_a_loop_waits_for_are_not_read_by_others() -> None:
             kernel.pause()
             waiting = asyncio.ensure_future(_value(calls, 2))
             await asyncio.sleep(0)
-            with pytest.raises(InvalidValueError, match="unread"):
-                kernel.call(message(0))
-            with pytest.raises(InvalidValueError, match="event loop"):
-                kernel.recv(timeout_s=0)
+            for use in (lambda: kernel.call(message(0)), lambda: kernel.recv(timeout_s=0)):
+                with pytest.raises(
+                    InvalidValueError, match=r"event loop .* kernel\.aio\.close\(\)"
+                ):
+                    use()
             kernel.resume()
             assert await waiting == 7
 
@@ -304,7 +305,7 @@ def test_a_reader_that_gives_up_before_the_first_batch_takes_nothing() -> None:
             kernel = calls.kernel
             kernel.pause()
             kernel.send(np.zeros(1, ECHO))
-            assert await asyncio.gather(calls._readable(0), _resume(kernel)) == [True, None]
+            await asyncio.gather(calls._readable(0), _resume(kernel))
             kernel.release()  # nobody polled
             assert len(kernel.recv(timeout_s=5)) == 1
 

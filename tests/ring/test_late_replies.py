@@ -129,6 +129,39 @@ def test_replies_of_a_closed_event_loop_are_read_by_nobody(
         assert first(kernel.call(message(1), 5)) == answer(1)
 
 
+def give_up(kernel: RingKernel, calls: int) -> None:
+    for _ in range(calls):
+        with pytest.raises(ringmem.TimeoutError, match="dropped when it comes"):
+            kernel.call(message(LATE), 0.01)
+
+
+def test_late_replies_that_fill_their_ring_hold_up_neither_drain_nor_send() -> None:
+    with native_echo(capacity=2) as kernel:
+        kernel.pause()
+        give_up(kernel, 2)
+        with resumed_after(kernel, 0.1):
+            assert kernel.send([message(i) for i in range(2)], 10) == 2  # behind two of two
+        kernel.drain(10)
+        assert [first(reply) for reply in kernel.recv(timeout_s=5)] == [answer(0), answer(1)]
+
+
+def test_a_call_finds_room_behind_late_replies_and_its_time_counts_once() -> None:
+    with native_echo(capacity=1) as kernel:
+        kernel.pause()
+        give_up(kernel, 1)
+        with pytest.raises(ringmem.TimeoutError, match="no free slot within timeout_s=0.3"):
+            kernel.call(message(LATE), 0.3)
+        with resumed_after(kernel, 0.2):
+            assert first(kernel.call(message(WANTED), 10)) == answer(WANTED)
+    with RingKernel(h.SLEEP_TENTHS, message=h.PAIR, device="cpu", capacity=1) as slow:
+        with pytest.raises(ringmem.TimeoutError):
+            slow.call((0, 5), 0.01)
+        began = time.monotonic()
+        with pytest.raises(ringmem.TimeoutError):  # 0.5 s for room, and 0.5 s for the reply
+            slow.call((0, 5), 0.7)
+        assert time.monotonic() - began < 0.9
+
+
 def test_a_drained_kernel_ends_the_reader_after_late_replies() -> None:
     with native_echo() as kernel:
         kernel.pause()

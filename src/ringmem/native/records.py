@@ -1,8 +1,8 @@
 """Batches of messages as bytes, for native code: what fits as it is, what converts, what does not.
 
 Called only when a batch is not already a contiguous array of exactly the message dtype. NumPy reads
-text as numbers, the bytes of a buffer as so many values, and puts one value into every field: none
-of that is what somebody who sends it means, so it is refused.
+text as numbers, the bytes of a buffer as so many values, cuts fractions off for integers, and puts
+one value into every field: none of that is what somebody who sends it means, so it is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ __all__ = ["as_bytes", "as_writable_bytes"]
 _BYTES = ("B", "b", "c")  # formats of a memoryview whose elements are bytes
 _NO_BUFFER = (tuple, list, int, float, str, range)  # types that are frequent, and no buffers
 _SINGLE = (tuple, range, int, float, complex, str, bytes, bytearray, memoryview, np.generic)
-_NUMBERS = frozenset((int, float, bool))
 _NOT_A_NUMBER = (str, bytes, bytearray, memoryview, type(None))
 _TAKES = {str: "SUMm", np.str_: "SUMm", type(None): ""}  # kinds of fields; bytes go into S and V
 
@@ -58,8 +57,10 @@ def as_bytes(batch: Any, message: np.dtype[Any], name: str = "batch") -> npt.NDA
     return array.reshape(-1).view(np.uint8)
 
 
-def as_writable_bytes(array: Any, message: np.dtype[Any]) -> npt.NDArray[np.uint8]:
-    """Return the memory of `array`, an array of the message dtype to receive into, as bytes.
+def as_writable_bytes(
+    array: Any, message: np.dtype[Any], name: str = "out"
+) -> npt.NDArray[np.uint8]:
+    """Return the memory of `array`, an array of dtype `message` to receive into, as bytes.
 
     Raises
     ------
@@ -68,35 +69,35 @@ def as_writable_bytes(array: Any, message: np.dtype[Any]) -> npt.NDArray[np.uint
     """
     if not isinstance(array, np.ndarray) or not _same(array.dtype, message):
         kind = f"dtype {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
-        raise InvalidValueError(f"out is of {kind}; it must be an array of dtype {message}")
+        raise InvalidValueError(f"{name} is of {kind}; it must be an array of dtype {message}")
     if not array.flags.c_contiguous or not array.flags.writeable:
-        raise InvalidValueError("out must be C-contiguous and writable")
+        raise InvalidValueError(f"{name} must be C-contiguous and writable")
     return array.reshape(-1).view(np.uint8)
 
 
 # --- what NumPy would misread --------------------------------------------------------------------
 @functools.lru_cache(64)
-def _fields_of_numbers(message: np.dtype[Any]) -> int:
-    """Return how many values a message takes; 0 where one of them is a record itself."""
-    if message.names is None:
-        return 1
-    nested = any(message[i].base.names is not None for i in range(len(message.names)))
-    return 0 if nested else len(message.names)
+def _plain_values(message: np.dtype[Any]) -> tuple[int, frozenset[type]]:
+    """Return how many values a message takes, 0 where one is a record itself, and their types."""
+    fields = [message[i] for i in range(len(message.names))] if message.names else [message]
+    nested = any(field.base.names is not None for field in fields)
+    real = all(field.base.kind in "fc" for field in fields)
+    return 0 if nested else len(fields), frozenset((int, bool, float) if real else (int, bool))
 
 
 def _is_plain(batch: Any, message: np.dtype[Any]) -> bool:
     """Whether a batch is numbers or tuples of them, which NumPy cannot misread."""
-    fields = _fields_of_numbers(message)
+    fields, numbers = _plain_values(message)
     if fields == 0:
         return False
     if type(batch) is tuple:
-        return _NUMBERS.issuperset(map(type, batch))
+        return numbers.issuperset(map(type, batch))
     if type(batch) is not list:
-        return fields == 1 and type(batch) in _NUMBERS
+        return fields == 1 and type(batch) in numbers
     kinds = set(map(type, batch))
     if kinds == {tuple}:
-        return _NUMBERS.issuperset(map(type, chain.from_iterable(batch)))
-    return fields == 1 and kinds <= _NUMBERS
+        return numbers.issuperset(map(type, chain.from_iterable(batch)))
+    return fields == 1 and kinds <= numbers
 
 
 def _checked(batch: Any, message: np.dtype[Any], name: str) -> Any:
@@ -149,6 +150,9 @@ def _check_values(value: Any, dtype: np.dtype[Any], refuse: Callable[[Any], NoRe
     elif isinstance(value, tuple) or _is_list(value):
         for one in value:
             _check_values(one, dtype, refuse)
+    elif isinstance(value, float):
+        if dtype.base.kind in "iu" and not value.is_integer():
+            refuse(value)
     elif isinstance(value, _NOT_A_NUMBER):
         if dtype.base.kind not in _TAKES.get(type(value), "SV"):
             refuse(value)

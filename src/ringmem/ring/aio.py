@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ringmem.native import _native
 from ringmem.native.errors import ClosedError, RingmemError
 from ringmem.native.locks import Lock
+from ringmem.ring.lifecycle import KernelState
 
 if TYPE_CHECKING:
     from ringmem.ring.kernel import RingKernel
@@ -104,15 +105,16 @@ class AsyncKernel:
         KernelFailedError, CorruptedError
             The kernel ended by itself.
         """
-        while True:
-            try:
+        try:
+            while True:
                 batch = self.kernel.recv(timeout_s=0, ring=ring)
-            except ClosedError:  # the end, and every reply was read
-                return
-            if len(batch):
-                yield batch
-            elif not await self._readable(ring):
-                return
+                if len(batch):
+                    yield batch
+                else:
+                    await self._readable(ring)
+        except ClosedError:  # the end, and every reply was read
+            if self.kernel.state is KernelState.NEW:
+                raise
 
     def __aiter__(self) -> AsyncIterator[npt.NDArray[Any]]:
         return self.batches()
@@ -130,8 +132,8 @@ class AsyncKernel:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    async def _readable(self, ring: int) -> bool:
-        """Wait until a ring may have a reply; False: none will come."""
+    async def _readable(self, ring: int) -> None:
+        """Wait until a ring may have a reply; ClosedError: none will come."""
         loop = asyncio.get_running_loop()
         consumer = self.kernel._pairs[ring].consumer._native
         fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -141,19 +143,30 @@ class AsyncKernel:
         try:
             watch.arm_receive(consumer)
             while not ready.is_set():
-                try:
-                    await asyncio.wait_for(ready.wait(), _CHECK_S)
-                except TimeoutError:
-                    self.kernel._check_waiting()
-            if not consumer.wait(0):  # it was for a call that had given up
-                self.kernel._check_waiting()
-            return True
-        except ClosedError:
-            return False
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_CHECK_S):
+                        await ready.wait()
+                self._check_reading(consumer)
         finally:
             loop.remove_reader(fd)
             watch.close()
             os.close(fd)
+
+    def _check_reading(self, consumer: Any) -> None:
+        """Raise what makes a wait for replies hopeless, unless one came just before."""
+        if consumer.ready(1):
+            return
+        try:
+            self.kernel._check_waiting()
+        except RingmemError:
+            if not consumer.ready(1):
+                raise
+
+    def _leave_closed_loop(self) -> None:
+        """Give up the calls of a loop that will not come back for them."""
+        loop = self._loop
+        if loop is not None and loop.is_closed():
+            self.close()
 
     def _bind(self) -> None:
         """Called by the native caller in a loop that it does not know yet."""

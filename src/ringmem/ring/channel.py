@@ -6,7 +6,7 @@ while replies to messages of `send` or `commit` are unread.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from ringmem.ring.endpoints import Full, Producer
 from ringmem.ring.lifecycle import KernelState
 from ringmem.ring.pairs import Pair
 
+if TYPE_CHECKING:
+    from ringmem.ring.aio import AsyncKernel
+
 __all__ = ["Messaging"]
 
 
@@ -26,6 +29,7 @@ class Messaging:
     _state: KernelState
     _pairs: tuple[Pair, ...]
     _caller: Any
+    _aio: AsyncKernel | None
 
     def _attach(self, full: Full, spin_us: float, on_wait: Any, in_order: bool) -> None:
         for pair in self._pairs:
@@ -34,21 +38,29 @@ class Messaging:
             [pair.producer._native for pair in self._pairs],
             [pair.consumer._native for pair in self._pairs],
         )
+        self._close_calls()
 
     # While the kernel runs, the native callable shadows the method: an attribute of the instance is
     # found at once, and calling it costs no Python frame.
     def _open_calls(self) -> None:
+        for pair in self._pairs:
+            pair.producer._native.takes_calls = True
         self.__dict__["call"] = self._caller
 
     def _close_calls(self) -> None:
+        for pair in self._pairs:
+            pair.producer._native.takes_calls = False
         self.__dict__.pop("call", None)
 
     def _pair(self, ring: int) -> Pair:
         if self._state is KernelState.CLOSED:
             raise ClosedError("the ring kernel is closed")
-        if not 0 <= ring < len(self._pairs):
-            raise InvalidValueError(f"ring={ring} must be 0 to {len(self._pairs) - 1}")
-        return self._pairs[ring]
+        try:
+            if ring >= 0:
+                return self._pairs[ring]
+        except (TypeError, IndexError):
+            pass
+        raise InvalidValueError(f"ring={ring!r:.80} must be 0 to {len(self._pairs) - 1}")
 
     def _sending(self, ring: int) -> Producer:
         pair = self._pair(ring)
@@ -58,6 +70,15 @@ class Messaging:
 
     def _check_waiting(self) -> None:
         raise NotImplementedError
+
+    def _check_failed(self) -> None:
+        raise NotImplementedError
+
+    def _tidy(self) -> None:
+        """Drop late replies where nobody reads, and the calls of an event loop that was closed."""
+        self._caller.settle()
+        if self._aio is not None:
+            self._aio._leave_closed_loop()
 
     def _unread(self) -> int:
         return sum(int(self._caller.unread(ring)) for ring in range(len(self._pairs)))
@@ -126,8 +147,17 @@ class Messaging:
         self._sending(ring).commit(n)
 
     def poll(self, max: int | None = None, *, ring: int = 0) -> tuple[npt.NDArray[Any], ...]:  # noqa: A002
-        """Return replies in place, without waiting: :meth:`Consumer.poll` of a ring."""
-        return self._pair(ring).consumer.poll(max)
+        """Return replies in place, without waiting: :meth:`Consumer.poll` of a ring.
+
+        Raises
+        ------
+        KernelFailedError, CorruptedError
+            Nothing is there, and the kernel ended by itself.
+        """
+        found = self._pair(ring).consumer.poll(max)
+        if not found:
+            self._check_failed()
+        return found
 
     def statuses(self, *, ring: int = 0) -> npt.NDArray[np.int32]:
         """Return the handler's status of each polled reply."""

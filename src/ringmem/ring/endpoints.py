@@ -361,7 +361,7 @@ class Consumer(_Endpoint):
         limit = self.capacity if max is None else check_count("max", max)
         if limit and not self._native.wait(timeout_s) and timeout_s:
             raise errors.TimeoutError(f"no message within timeout_s={timeout_s}")
-        out = np.empty(self._native.poll(limit)[1], self.message)
+        out = np.empty(self._native.ready(limit), self.message)
         if not len(out):
             return out
         got = self._native.receive(out, len(out), 0, None)

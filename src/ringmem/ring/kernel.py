@@ -257,7 +257,7 @@ class RingKernel(KernelLife, Closing):
 
         Replies stay readable. Where more replies are unread than a ring has slots, another thread
         must read on, or this one after the TimeoutError; then drain again. Awaited calls that still
-        wait for room on a full ring were not sent: they get a :class:`ClosedError`.
+        wait for room on a full ring may be too late: they get a :class:`ClosedError` then.
 
         Raises
         ------

@@ -64,6 +64,7 @@ class KernelLife(StateAccess):
     _memory: RingMemory
     _run: Run | None  # while it runs
     _error: BaseException | None
+    _looked = 0.0  # when poll() last looked whether it ended
     _told: bool  # whether anybody met the error
 
     @property
@@ -209,6 +210,7 @@ class KernelLife(StateAccess):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         nap = 20e-6
         while True:
+            self._tidy()
             with self._lock:
                 if self._run is run:
                     self._refresh()
@@ -279,12 +281,21 @@ class KernelLife(StateAccess):
 
     def _check_waiting(self) -> None:
         """Called every 20 ms of a wait for messages or room: raises if waiting is hopeless."""
+        self._tidy()
         self._refresh()
         self._raise_if_failed()
         if self._state is KernelState.CLOSED:
             raise ClosedError("the ring kernel is closed")
         if not self._state.running:
             raise ClosedError(f"the kernel is {self._state.value}; start() it first")
+
+    def _check_failed(self) -> None:
+        """Raise what ended the kernel, if it ended by itself. Looks every 20 ms."""
+        now = time.monotonic()
+        if now - self._looked > 0.02:
+            self._looked = now
+            self._refresh()
+        self._raise_if_failed()
 
     def _raise_if_failed(self) -> None:
         if self._state is KernelState.FAILED and self._error is not None:

@@ -120,6 +120,7 @@ void commit(NativeProducer& self, u64 count) {
 // (messages accepted, messages given): all of them when `wait`, unless the time is up.
 std::pair<u64, u64> send(NativeProducer& self, nb::handle batch, bool wait, nb::handle timeout) {
   const Use use(self);
+  const std::optional<double> timeout_s = seconds_of(timeout);
   require_nothing_queued(self);
   if (self.endpoint.reserved() != 0) [[unlikely]] {
     throw InvalidValue(std::to_string(self.endpoint.reserved()) + " slots are reserved and not "
@@ -130,7 +131,7 @@ std::pair<u64, u64> send(NativeProducer& self, nb::handle batch, bool wait, nb::
   u64 sent = self.endpoint.send(records.data, records.size);
   require_sound(self, bad_head);
   if (!wait || sent == records.size) return {sent, records.size};
-  const auto deadline = deadline_of(seconds_of(timeout));
+  const auto deadline = deadline_of(timeout_s);
   try {
     while (sent < records.size) {
       // A quarter of the ring at a time: waking for every slot would serve nobody.
@@ -175,6 +176,15 @@ void release_shown(NativeConsumer& self) {
   self.shown = 0;
 }
 
+// How many messages are there for the reader, at most `max`; shows none.
+u64 ready(NativeConsumer& self, u64 max) {
+  const Use use(self);
+  require_not_awaited(self);
+  const u64 ready = settle(self) ? self.endpoint.poll(max).size() : 0;
+  if (ready == 0) require_sound(self, bad_line);
+  return ready;
+}
+
 u64 peek(NativeConsumer& self, nb::handle out) {
   const Use use(self);
   const Records records = writable_records_of(out, self.message);
@@ -184,6 +194,7 @@ u64 peek(NativeConsumer& self, nb::handle out) {
 // Waits for the first message, then takes what is there. 0: the time is up.
 u64 receive(NativeConsumer& self, nb::handle out, u64 max, nb::handle timeout, nb::handle statuses) {
   const Use use(self);
+  const std::optional<double> timeout_s = seconds_of(timeout);
   require_not_awaited(self);
   const Records records = writable_records_of(out, self.message);
   ring::i32* status_data = nullptr;
@@ -193,13 +204,13 @@ u64 receive(NativeConsumer& self, nb::handle out, u64 max, nb::handle timeout, n
     PyObject* const int32 = known.get([] {
       return nb::object(nb::module_::import_("numpy").attr("dtype")("int32")).release().ptr();
     });
-    status_records = writable_records_of(statuses, nb::handle(int32));
+    status_records = writable_records_of(statuses, nb::handle(int32), "statuses");
     status_data = reinterpret_cast<ring::i32*>(status_records.data);
     max = std::min(max, status_records.size);
   }
   max = std::min(max, records.size);
   u64 got = settle(self) ? self.endpoint.receive(records.data, max, status_data) : 0;
-  if (got == 0 && max != 0 && wait_for_message(self, deadline_of(seconds_of(timeout)))) {
+  if (got == 0 && max != 0 && wait_for_message(self, deadline_of(timeout_s))) {
     got = self.endpoint.receive(records.data, max, status_data);
   }
   if (got == 0) require_sound(self, bad_line);
@@ -287,14 +298,15 @@ Records records_of(nb::handle batch, nb::handle message) {
           nb::cast<u64>(bytes.attr("nbytes")) / itemsize, bytes};
 }
 
-Records writable_records_of(nb::handle array_object, nb::handle message) {
+Records writable_records_of(nb::handle array_object, nb::handle message, const char* name) {
   const NumpyArrayFields* array = numpy_array_of(array_object, message);
   constexpr int needed = numpy_c_contiguous | numpy_writeable;
   if (array != nullptr && (array->flags & needed) == needed) [[likely]] {
     return {reinterpret_cast<std::byte*>(array->data), numpy_size(*array), {}};
   }
   nb::object bytes =
-      nb::module_::import_("ringmem.native.records").attr("as_writable_bytes")(array_object, message);
+      nb::module_::import_("ringmem.native.records").attr("as_writable_bytes")(array_object, message,
+                                                                           name);
   nb::object address = bytes.attr("ctypes").attr("data");
   const auto itemsize = nb::cast<u64>(message.attr("itemsize"));
   return {reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(address)),
@@ -354,6 +366,9 @@ void bind_ring(nb::module_& m) {
         const Use use(self);
         self.endpoint.allow_streaming(allowed);
       }, nb::arg("allowed"), "Whether send() may write past the caches: to readers in order only.")
+      .def_prop_rw("takes_calls",
+                   [](const NativeProducer& self) { return self.takes_calls.load(); },
+                   [](NativeProducer& self, bool takes) { self.takes_calls = takes; })
       .def_prop_ro("tail", [](const NativeProducer& self) { return self.endpoint.tail(); })
       .def_prop_ro("reserved", [](const NativeProducer& self) { return self.endpoint.reserved(); })
       .def_prop_ro("dropped", [](const NativeProducer& self) { return self.endpoint.dropped(); })
@@ -367,6 +382,7 @@ void bind_ring(nb::module_& m) {
       .def("__init__", &new_consumer, nb::arg("ptr"), nb::arg("nbytes"), nb::arg("message"),
            nb::arg("owner"), nb::arg("force") = false)
       .def("poll", &poll_slots, nb::arg("max"))
+      .def("ready", &ready, nb::arg("max"))
       .def("release", &release, nb::arg("count"))
       .def("release_shown", &release_shown)
       .def("peek", &peek, nb::arg("out").none())

@@ -142,6 +142,8 @@ struct NativeEndpoint {
   Count shown;
   // Of a producer: messages of an event loop that wait for room. Nothing may go ahead of them.
   Count queued;
+  // Of a producer: whether somebody is there who answers.
+  std::atomic<bool> takes_calls{true};
   std::uint64_t generation = fork_generation();
   std::atomic<bool> busy{false};
   std::atomic<bool> closed{false};
@@ -154,15 +156,20 @@ struct NativeEndpoint {
 using NativeProducer = NativeEndpoint<ring::Producer>;
 using NativeConsumer = NativeEndpoint<ring::Consumer>;
 
+template <class Endpoint>
+void require_process(const NativeEndpoint<Endpoint>& native) {
+  if (native.generation != fork_generation()) {
+    throw Closed("the endpoint belongs to the parent process; a fork must attach one of its own");
+  }
+}
+
 // Holds an endpoint for the time of one call.
 template <class Endpoint>
 class Use {
  public:
   explicit Use(NativeEndpoint<Endpoint>& native) : native_(native) {
     if (native.closed.load(std::memory_order_relaxed)) throw Closed("the endpoint is closed");
-    if (native.generation != fork_generation()) {
-      throw Closed("the endpoint belongs to the parent process; a fork must attach one of its own");
-    }
+    require_process(native);
     if (native.busy.exchange(true, std::memory_order_acquire)) {
       throw InUse("another thread is using this endpoint; it serves one thread at a time");
     }
@@ -199,18 +206,28 @@ void require_sound(const NativeEndpoint<Endpoint>& native, const char* what) {
 
 // A call that waits for room has its place in the order already.
 inline void require_nothing_queued(const NativeProducer& native) {
-  if (native.queued != 0) [[unlikely]] {
-    throw InvalidValue(std::to_string(native.queued) + " awaited calls of an event loop wait for "
-                       "room on this ring, and nothing may go ahead of them; await them first, or "
-                       "send on another ring");
-  }
+  if (native.queued == 0) [[likely]] return;
+  ask_on_wait(native);  // which gives up the calls of a loop that was closed
+  if (native.queued == 0) return;
+  throw InvalidValue(std::to_string(native.queued) + " awaited calls of an event loop wait for room "
+                     "on this ring, and nothing may go ahead of them; await them first, send on "
+                     "another ring, or give them up with kernel.aio.close()");
 }
 
 // Replies that an event loop waits for are not for others.
 inline void require_not_awaited(const NativeConsumer& native) {
-  if (native.awaited != 0) [[unlikely]] {
-    throw InvalidValue("an event loop waits for replies of this ring; read on another ring");
-  }
+  if (native.awaited == 0) [[likely]] return;
+  ask_on_wait(native);
+  if (native.awaited == 0) return;
+  throw InvalidValue("an event loop waits for " + std::to_string(native.awaited) + " replies of this "
+                     "ring; use another ring, or give these up with kernel.aio.close()");
+}
+
+// Who asks for the answer of a kernel that was told to end would wait for the next one's.
+inline void require_takes_calls(const NativeProducer& native) {
+  if (native.takes_calls.load(std::memory_order_relaxed)) [[likely]] return;
+  ask_on_wait(native);  // knows better where the kernel failed or ended
+  throw Closed("the kernel is not up yet, or was told to end; it takes no calls");
 }
 
 // The records behind `batch`: a C-contiguous array of the message dtype as it is, anything else
@@ -221,7 +238,7 @@ struct Records {
   nb::object keep;
 };
 Records records_of(nb::handle batch, nb::handle message);
-Records writable_records_of(nb::handle array, nb::handle message);
+Records writable_records_of(nb::handle array, nb::handle message, const char* name = "out");
 
 // As set_python_error, with the exceptions of rings too.
 void set_ring_error() noexcept;

@@ -135,13 +135,7 @@ AsyncChannel& channel_of(AsyncCaller& caller, PyObject* const* args, Py_ssize_t 
     PyErr_SetString(PyExc_TypeError, "call(message, *, ring=0)");
     throw nb::python_error();
   }
-  const Py_ssize_t ring = keywords == 1 ? PyNumber_AsSsize_t(args[1], nullptr) : 0;
-  if (ring == -1 && PyErr_Occurred()) throw nb::python_error();
-  if (ring < 0 || static_cast<std::size_t>(ring) >= caller.channels.size()) {
-    throw InvalidValue("ring=" + std::to_string(ring) + " must be 0 to " +
-                       std::to_string(caller.channels.size() - 1));
-  }
-  return *caller.channels[static_cast<std::size_t>(ring)];
+  return *caller.channels[keywords == 1 ? ring_index(args[1], caller.channels.size()) : 0];
 }
 
 // The loop that runs, which is the one whose eventfd the poller writes to.
@@ -170,7 +164,10 @@ PyObject* vectorcall(PyObject* object, PyObject* const* args, std::size_t flags,
     if (reply == nullptr) return nullptr;
     nb::object result = nb::steal(reinterpret_cast<PyObject*>(reply));
     if (caller.loop != loop.ptr()) throw InUse("calls wait in another event loop meanwhile");
+    const auto looked_for = [&] { return std::pair(channel.pending() != 0, channel.waits_for_room()); };
+    const auto before = looked_for();
     channel.post(record, reply);
+    if (looked_for() != before) caller.armed = false;  // the poller does not look there yet
     arm(caller);
     return result.release().ptr();
   } catch (...) {

@@ -47,6 +47,7 @@ void AsyncChannel::post(const std::byte* record, ReplyObject* reply) {
 void AsyncChannel::send(const std::byte* record) {
   const Use<ring::Producer> sending(*ends_.producer);
   auto& producer = ends_.producer->endpoint;
+  require_takes_calls(*ends_.producer);
   if (ends_.unread() != sent() || producer.reserved() != 0) [[unlikely]] {
     throw InvalidValue("replies of messages that were sent on this ring are unread, or slots of it "
                        "reserved; recv() and commit() first, or call on another ring");
@@ -72,6 +73,7 @@ void AsyncChannel::send_waiting() {
 
 // --- replies -----------------------------------------------------------------------------------------
 bool AsyncChannel::take_replies(Replies& finished) {
+  if (pending_.empty()) return false;  // others may use this ring
   std::optional<Use<ring::Consumer>> receiving;
   try {
     receiving.emplace(*ends_.consumer);

@@ -69,54 +69,83 @@ bool parse(PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, Arguments
 }
 
 CallChannel& channel_of(Caller& caller, PyObject* ring) {
-  if (ring == nullptr) return *caller.channels[0];
-  const Py_ssize_t index = PyNumber_AsSsize_t(ring, nullptr);  // clips
-  if (index == -1 && PyErr_Occurred()) throw nb::python_error();
-  if (index < 0 || static_cast<std::size_t>(index) >= caller.channels.size()) {
-    throw InvalidValue("ring=" + std::to_string(index) + " must be 0 to " +
-                       std::to_string(caller.channels.size() - 1));
-  }
-  return *caller.channels[static_cast<std::size_t>(index)];
+  return *caller.channels[ring == nullptr ? 0 : ring_index(ring, caller.channels.size())];
 }
+
+// When a call must be over, and how its caller said so.
+struct Limit {
+  explicit Limit(PyObject* timeout)
+      : timeout_s(timeout == nullptr ? std::nullopt : seconds_of(timeout)),
+        deadline(deadline_of(timeout_s)) {}
+  std::string text() const { return "timeout_s=" + std::to_string(timeout_s.value_or(0)); }
+
+  const std::optional<double> timeout_s;
+  const ring::Clock::time_point deadline;
+};
 
 // Takes the channel's turn; the GIL goes while another thread has it.
 class Turn {
  public:
-  explicit Turn(CallChannel& channel) : lock_(channel.turn, std::try_to_lock) {
-    if (lock_.owns_lock()) [[likely]] return;
-    ReleaseGil release;
-    lock_.lock();
+  Turn(CallChannel& channel, const Limit& limit) : lock_(channel.turn, std::try_to_lock) {
+    if (!lock_.owns_lock()) [[unlikely]] wait(channel, limit);
   }
 
  private:
-  std::unique_lock<std::mutex> lock_;
+  void wait(const CallChannel& channel, const Limit& limit) {
+    for (;;) {
+      require_process(*channel.producer);  // in a fork nobody gives it back
+      const auto now = ring::Clock::now();
+      if (now >= limit.deadline) {
+        throw TimedOut("other threads' calls on this ring took all of " + limit.text() +
+                       "; nothing was sent");
+      }
+      {
+        const ReleaseGil released;
+        if (lock_.try_lock_until(std::min(limit.deadline, now + std::chrono::milliseconds(20)))) {
+          return;
+        }
+      }
+      if (or_park([] { return PyErr_CheckSignals(); }) != 0) throw nb::python_error();
+    }
+  }
+
+  std::unique_lock<std::timed_mutex> lock_;
 };
 
 // A kernel publishes what it took only some microseconds after its answer, so that the ring may look
 // full for a moment.
-void send_when_free(CallChannel& channel, const std::byte* record,
-                    std::optional<double> timeout_s) {
+void send_when_free(CallChannel& channel, const std::byte* record, const Limit& limit) {
   require_sound(*channel.producer, bad_head);
-  if (!wait_for_slots(*channel.producer, 1, deadline_of(timeout_s))) {
-    throw TimedOut("no free slot within timeout_s=" + std::to_string(*timeout_s) +
-                   ": the ring is full of messages whose calls timed out");
+  for (;;) {
+    // Late replies that nobody takes fill the other ring, and then this one.
+    const auto until = settle(*channel.consumer)
+                           ? limit.deadline
+                           : std::min(limit.deadline,
+                                      ring::Clock::now() + std::chrono::milliseconds(1));
+    if (wait_for_slots(*channel.producer, 1, until)) break;
+    if (ring::Clock::now() >= limit.deadline) {
+      throw TimedOut("no free slot within " + limit.text() +
+                     ": the ring is full of messages whose calls timed out");
+    }
   }
   channel.producer->endpoint.send(record, 1);
 }
 
-void send(CallChannel& channel, const std::byte* record, std::optional<double> timeout_s) {
+void send(CallChannel& channel, const std::byte* record, const Limit& limit) {
   auto& producer = channel.producer->endpoint;
+  require_takes_calls(*channel.producer);
   require_nothing_queued(*channel.producer);
+  require_not_awaited(*channel.consumer);
   if (channel.unread() != 0 || producer.reserved() != 0) [[unlikely]] {
     throw InvalidValue(std::to_string(channel.unread()) + " replies of messages that were sent on "
                        "this ring are unread, and " + std::to_string(producer.reserved()) +
                        " slots reserved; recv() and commit() first, or call on another ring");
   }
-  if (producer.send(record, 1) != 1) [[unlikely]] send_when_free(channel, record, timeout_s);
+  if (producer.send(record, 1) != 1) [[unlikely]] send_when_free(channel, record, limit);
 }
 
 // The reply of the newest message is the next to read, and there; false: the time is up.
-bool wait_for_reply(CallChannel& channel, std::optional<double> timeout_s) {
+bool wait_for_reply(CallChannel& channel, const Limit& limit) {
   auto& consumer = channel.consumer->endpoint;
   if (channel.consumer->abandoned == 0) {
     // No pause between looks: on some processors one takes as long as all of the rest.
@@ -127,7 +156,7 @@ bool wait_for_reply(CallChannel& channel, std::optional<double> timeout_s) {
       }
     } while (ring::Clock::now() < until);
   }
-  return wait_for_message(*channel.consumer, deadline_of(timeout_s));
+  return wait_for_message(*channel.consumer, limit.deadline);
 }
 
 [[noreturn]] void raise_handler_error(ring::i32 status, nb::object reply) {
@@ -182,23 +211,21 @@ nb::object call(Caller& caller, const Arguments& arguments) {
     record = slow.data;
   }
   const Records target = target_of(channel, arguments.out);
-  std::optional<double> timeout_s;
-  if (arguments.timeout != nullptr) timeout_s = seconds_of(arguments.timeout);
-  const Turn turn(channel);
+  const Limit limit(arguments.timeout);
+  const Turn turn(channel, limit);
   const Use<ring::Producer> sending(*channel.producer);
   const Use<ring::Consumer> receiving(*channel.consumer);
-  send(channel, record, timeout_s);
+  send(channel, record, limit);
   bool in_time = false;
   try {
-    in_time = wait_for_reply(channel, timeout_s);
+    in_time = wait_for_reply(channel, limit);
   } catch (...) {
     ++channel.consumer->abandoned;
     throw;
   }
   if (!in_time) {
     ++channel.consumer->abandoned;
-    throw TimedOut("no reply within timeout_s=" + std::to_string(*timeout_s) +
-                   "; it will be dropped when it comes");
+    throw TimedOut("no reply within " + limit.text() + "; it will be dropped when it comes");
   }
   return take_reply(channel, arguments.out, target);
 }
@@ -212,6 +239,21 @@ PyObject* vectorcall(PyObject* object, PyObject* const* args, std::size_t flags,
     set_ring_error();
     return nullptr;
   }
+}
+
+// settle(): where nobody reads. An end that somebody uses is settled by whoever that is.
+PyObject* settle_idle(PyObject* object, PyObject*) {
+  for (const auto& channel : reinterpret_cast<CallerObject*>(object)->caller->channels) {
+    NativeConsumer& consumer = *channel->consumer;
+    if (consumer.abandoned == 0 || consumer.closed.load() ||
+        consumer.generation != fork_generation() ||
+        consumer.busy.exchange(true, std::memory_order_acquire)) {
+      continue;
+    }
+    settle(consumer);
+    consumer.busy.store(false, std::memory_order_release);
+  }
+  Py_RETURN_NONE;
 }
 
 PyObject* unread(PyObject* object, PyObject* ring) {
@@ -233,6 +275,8 @@ void dealloc(PyObject* object) {
 }
 
 PyMethodDef methods[] = {
+    {"settle", settle_idle, METH_NOARGS,
+     "settle()\n--\n\nDrop the replies whose calls gave up, as far as they are there."},
     {"unread", unread, METH_O,
      "unread(ring)\n--\n\nMessages sent whose replies were not read, calls that timed out aside."},
     {nullptr, nullptr, 0, nullptr},

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "bind/numpy_scalar.hpp"
@@ -39,7 +40,18 @@ struct CallChannel {
   RecordFormat message, reply;
   nb::object keep_producer, keep_consumer;
   std::vector<std::byte> scratch;  // one reply
-  std::mutex turn;
+  std::timed_mutex turn;
 };
+
+// The number of a ring, of so many; throws InvalidValue.
+inline std::size_t ring_index(PyObject* ring, std::size_t rings) {
+  const Py_ssize_t index = PyNumber_AsSsize_t(ring, nullptr);  // clips
+  if (index == -1 && PyErr_Occurred()) PyErr_Clear();          // which is no ring either
+  if (index >= 0 && static_cast<std::size_t>(index) < rings) [[likely]] {
+    return static_cast<std::size_t>(index);
+  }
+  throw InvalidValue("ring=" + std::string(nb::repr(nb::handle(ring)).c_str()) + " must be 0 to " +
+                     std::to_string(rings - 1));
+}
 
 }  // namespace ringmem::bind
