@@ -139,7 +139,7 @@ if __name__ == "__main__":
 
 def test_an_address_of_this_process_is_refused() -> None:
     with pytest.raises(InvalidValueError, match="is an address of this process"):
-        isolated(NativeHandler(_native.echo_handler(2)))
+        isolated(NativeHandler(_native.echo_handler(7)))
 
 
 def test_a_handler_typed_into_the_interpreter_is_refused() -> None:
