@@ -147,6 +147,7 @@ void dealloc(PyObject* object) {
       PyErr_WriteUnraisable(nullptr);
     }
   }
+  if (!ok(status)) [[unlikely]] self->allocator->forget(self->block);
   PyObject* owner = self->owner;
   PyObject* stream_owner = self->stream_owner;
   delete_object(self);

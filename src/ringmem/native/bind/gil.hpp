@@ -33,6 +33,18 @@ decltype(auto) or_park(Call&& call) {
 #endif
 }
 
+// Calls Python for native code that has the GIL. A thread that is ended in there is parked on the
+// spot, so that nothing of the caller's is unwound.
+template <class... Args>
+nanobind::object call_or_park(nanobind::handle callable, const Args&... args) {
+  PyObject* const given[] = {args.ptr()..., nullptr};
+  PyObject* const result = or_park([&] {
+    return PyObject_Vectorcall(callable.ptr(), given, sizeof...(args), nullptr);
+  });
+  if (!result) nanobind::raise_python_error();
+  return nanobind::steal(result);
+}
+
 // Without the GIL while it lives.
 class ReleaseGil {
  public:
