@@ -343,7 +343,7 @@ void Buffer::warn_lost(Status status) noexcept {
       text += std::string("; allocated at ") + PyBytes_AS_STRING(file.ptr()) + ":" +
               std::to_string(nb::cast<int>(place[1]));
     }
-    if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
+    warn_or_park(PyExc_RuntimeWarning, text.c_str());
   } catch (...) {  // a warning that cannot be made is not worth a crash
     PyErr_Clear();
   }

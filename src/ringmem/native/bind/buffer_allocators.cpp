@@ -109,7 +109,7 @@ int collect_done(void*) {
 // The text of a warning; the main thread makes it.
 int warn_from_main(void* text) {
   std::unique_ptr<std::string> message(static_cast<std::string*>(text));
-  if (PyErr_WarnEx(PyExc_RuntimeWarning, message->c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
+  warn_or_park(PyExc_RuntimeWarning, message->c_str());
   return 0;
 }
 

@@ -48,7 +48,7 @@ void run(void* argument) {
   try {
     call_or_park(call->function);
   } catch (nb::python_error& error) {
-    error.discard_as_unraisable(call->function);
+    or_park([&] { error.discard_as_unraisable(call->function); });
   }
 }
 

@@ -45,6 +45,14 @@ nanobind::object call_or_park(nanobind::handle callable, const Args&... args) {
   return nanobind::steal(result);
 }
 
+// A warning, which may run Python that the user gave; one that is made an error goes where those of
+// finalizers go.
+inline void warn_or_park(PyObject* category, const char* text) {
+  or_park([&] {
+    if (PyErr_WarnEx(category, text, 1) < 0) PyErr_WriteUnraisable(nullptr);
+  });
+}
+
 // Without the GIL while it lives.
 class ReleaseGil {
  public:

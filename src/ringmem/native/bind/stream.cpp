@@ -265,7 +265,7 @@ void warn_not_destroyed(const std::string& what, Status status) noexcept {
   HoldGil gil;
   nb::error_scope keep;  // whatever was being raised goes on
   const std::string text = what + " could not be destroyed: " + status_name(status);
-  if (PyErr_WarnEx(PyExc_ResourceWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
+  warn_or_park(PyExc_ResourceWarning, text.c_str());
 }
 
 int visit_device(const DeviceRef& device, visitproc visit, void* arg) {
