@@ -102,6 +102,21 @@ def test_a_stream_that_leaves_no_event_loses_no_memory(faulty, device, make, los
     assert faulty.calls["synchronize"] > 0
 
 
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_the_device_is_waited_for_without_the_gil(faulty, device, gate, end):
+    pool = NativePool(device)
+    stream = gate(device.create_stream())  # which needs it
+    block = pool.allocate(4096)
+    block.record_stream(stream)
+    faulty.fail("event_create")
+    stream.close()
+    threading.Timer(0.1, gate.open).start()
+    if end == "close":
+        block.close()
+    del block
+    assert pool.live == 0
+
+
 @pytest.mark.parametrize("lost", [None, "event_create"])
 def test_an_arena_goes_behind_a_closed_stream(faulty, device, gate, lost):
     pool = PinnedPool(device)

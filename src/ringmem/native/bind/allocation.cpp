@@ -125,7 +125,7 @@ Status give_back(AllocationObject* self, const StreamHandle* stream) noexcept {
   Status status;
   if (stream_closed(self)) [[unlikely]] {
     status = free_after_everything(self, stream);
-  } else if (self->allocator->may_block()) [[unlikely]] {
+  } else if (self->allocator->free_may_block(self->block)) [[unlikely]] {
     const ReleaseGil release;
     status = self->allocator->deallocate(self->block, stream ? *stream : self->stream);
   } else {

@@ -290,7 +290,7 @@ Status Buffer::give_back(const StreamRef& last, bool finalizing) {
   for (const StreamRef& other : others_) {
     if (Status status = tell_allocator(other, last); !ok(status)) return status;
   }
-  if (!allocator->may_block()) [[likely]] {
+  if (!allocator->free_may_block(block)) [[likely]] {
     const Status status = allocator->deallocate(block, last.handle);
     if (!finalizing || !forbidden_by_capture(status)) [[likely]] return status;
   }
@@ -308,7 +308,7 @@ bool Buffer::give_back_behind_closed(const StreamRef& last, Status* status) {
   const auto is_done = [](const StreamRef& used) {
     return used.closed() && used.object()->used->done();
   };
-  if (allocator->may_block() || !is_done(stream) || !is_done(last)) return false;
+  if (allocator->free_may_block(block) || !is_done(stream) || !is_done(last)) return false;
   if (!std::all_of(others_.begin(), others_.end(), is_done)) return false;
   const StreamHandle idle = allocator->idle_stream();
   if (idle <= per_thread_stream && is_capturing(*device->driver, device->ordinal, idle)) return false;

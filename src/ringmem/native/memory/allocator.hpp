@@ -74,8 +74,11 @@ class Allocator {
   // need of the GIL: release the GIL around it.
   virtual bool allocate_may_block() const noexcept { return true; }
 
-  // deallocate may wait for device work: release the GIL around it.
+  // deallocate may wait for device work, of any block or of this one: release the GIL around it.
   virtual bool may_block() const noexcept { return false; }
+  virtual bool free_may_block(const Block& block) const noexcept {
+    return static_cast<void>(block), may_block();
+  }
 };
 
 }  // namespace ringmem

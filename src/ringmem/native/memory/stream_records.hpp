@@ -2,6 +2,7 @@
 // the streams that were recorded.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "memory/allocator.hpp"
@@ -27,6 +28,14 @@ class StreamRecords : public Allocator {
     if (!block.record) block.record = new UsedStreams;
     add_stream(*recorded(block), std::move(used));
     return Status::success;
+  }
+
+  // Behind a closed stream without an event, its device is waited for.
+  bool free_may_block(const Block& block) const noexcept override {
+    const UsedStreams* streams = recorded(block);
+    return may_block() || (streams && std::any_of(streams->begin(), streams->end(), [](auto& used) {
+             return used->closed() && !used->left_event();
+           }));
   }
 
   void forget(const Block& block) noexcept override { delete recorded(block); }
