@@ -213,6 +213,7 @@ def test_a_foreign_stream_that_was_closed_is_waited_for_once(slow):
     stream = slow.create_stream()
     foreign = as_stream(stream.handle, slow)
     buffer = ringmem.zeros(10, "i4", device=slow)
+    slow.default_stream.synchronize()  # which a stream that does not block does not wait for
     buffer.fill(5, foreign)
     foreign.close()
     assert (buffer.to_numpy() == 5).all()

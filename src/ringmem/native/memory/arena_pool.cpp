@@ -250,6 +250,7 @@ void ArenaPool::drop_node_locked(Node* node) noexcept {
 }
 
 Status ArenaPool::record_stream(Block& block, StreamHandle stream) {
+  if (foreign()) return refused_in_child();
   if (!block.record) return Status::illegal_state;
   Node* node = static_cast<Node*>(block.record);
   auto user = UsedStream::of(driver_, device_, stream);

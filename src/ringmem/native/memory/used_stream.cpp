@@ -65,6 +65,7 @@ void UsedStream::withdraw() noexcept {
 
 void UsedStream::close(bool named) noexcept {
   if (announced_) withdraw();  // from here on nobody finds it
+  if (generation_ != fork_generation()) return closed_.store(true, std::memory_order_release);
   const std::lock_guard lock(mutex_);
   Guard last{device_};
   if (announced_ && (named || weak_from_this().use_count() > 1) &&
