@@ -1,6 +1,8 @@
 """A closed stream may still have work; whoever comes after that comes after all of it."""
 
+import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -211,6 +213,7 @@ def test_a_foreign_stream_that_was_closed_is_waited_for_once(slow):
     stream = slow.create_stream()
     foreign = as_stream(stream.handle, slow)
     buffer = ringmem.zeros(10, "i4", device=slow)
+    slow.default_stream.synchronize()  # which a stream that does not block does not wait for
     buffer.fill(5, foreign)
     foreign.close()
     assert (buffer.to_numpy() == 5).all()
@@ -236,3 +239,79 @@ def test_a_pool_closes_after_buffers_of_closed_streams_that_are_done(device, mak
         else:
             assert _native.flush_reaper(10)
             pool.close()
+
+
+class Plain:
+    """A user's allocator, whose first deallocate fails."""
+
+    def __init__(self, device):
+        self.blocks = _native.FaultyDriver(device.driver)
+        self.failures = 1
+
+    def allocate(self, nbytes, stream):
+        return self.blocks.mem_alloc(0, nbytes)
+
+    def deallocate(self, ptr, nbytes, stream):
+        self.failures -= 1
+        if self.failures == 0:
+            raise OSError("not yet")
+        self.blocks.stream_synchronize(0, stream)
+        self.blocks.mem_free(0, ptr)
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+@pytest.mark.parametrize(
+    ("kind", "fails"),
+    [
+        (ringmem.DeviceBuffer, "mem_free_async"),
+        (ringmem.PinnedBuffer, "event_record"),
+        (ringmem.UnifiedBuffer, "event_record"),
+        ("python", None),
+        ("resident", "event_record"),
+    ],
+)
+def test_a_stream_may_be_closed_after_a_free_that_failed(kind, fails, end):
+    """Then the allocator was told of the stream already."""
+    driver = _native.FaultyDriver(_native.HostDriver("latency_s=0.05"))
+    device = ringmem.devices_of(driver)[0]
+    allocator = None
+    if kind == "python":
+        allocator, kind = Plain(device), ringmem.DeviceBuffer
+    elif kind == "resident":
+        kind, allocator = ringmem.DeviceBuffer, ringmem.residency.tag("closed", device=device)
+    buffer = kind(1000, "i4", device=device, allocator=allocator)
+    stream = device.create_stream(non_blocking=True)
+    buffer.fill(6, stream)
+    if fails:
+        driver.fail(fails)
+    with pytest.raises((ringmem.DriverError, OSError)):
+        buffer.close()
+    assert not buffer.closed
+    stream.close()
+    if end == "close":
+        buffer.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del buffer
+        assert _native.flush_reaper(10)
+    assert driver.calls.get("synchronize", 0) == 0
+
+
+def test_what_a_closed_stream_does_for_ever_holds_up_no_other_release(slow):
+    opened = threading.Event()
+    kept, freed = (ringmem.DeviceBuffer(10, "i4", device=slow) for _ in range(2))
+    for buffer, work in ((kept, lambda: opened.wait(30)), (freed, lambda: None)):
+        with slow.create_stream(non_blocking=True) as stream:
+            slow.driver.launch_host_function(0, stream.handle, work)
+            buffer.fill(1, stream)
+        stream.close()
+    try:
+        kept.close()
+        freed.close()
+        until = time.monotonic() + 10
+        while _native.reaper_pending() > 1 and time.monotonic() < until:
+            time.sleep(0.001)
+        assert _native.reaper_pending() == 1
+    finally:
+        opened.set()
+    assert _native.flush_reaper(10)

@@ -125,7 +125,7 @@ Status give_back(AllocationObject* self, const StreamHandle* stream) noexcept {
   Status status;
   if (stream_closed(self)) [[unlikely]] {
     status = free_after_everything(self, stream);
-  } else if (self->allocator->may_block()) [[unlikely]] {
+  } else if (self->allocator->free_may_block(self->block)) [[unlikely]] {
     const ReleaseGil release;
     status = self->allocator->deallocate(self->block, stream ? *stream : self->stream);
   } else {
@@ -142,11 +142,11 @@ void dealloc(PyObject* object) {
   if (forbidden_by_capture(status)) [[unlikely]] status = free_later(self);
   if (!ok(status) && status != Status::deinitialized) [[unlikely]] {
     const nb::error_scope keep_error;
-    if (PyErr_WarnFormat(PyExc_ResourceWarning, 1, "an allocation of %zu bytes could not be freed: %s",
-                         self->block.nbytes, status_name(status).c_str()) != 0) {
-      PyErr_WriteUnraisable(nullptr);
-    }
+    const std::string text = "an allocation of " + std::to_string(self->block.nbytes) +
+                             " bytes could not be freed: " + status_name(status);
+    warn_or_park(PyExc_ResourceWarning, text.c_str());
   }
+  if (!ok(status)) [[unlikely]] self->allocator->forget(self->block);
   PyObject* owner = self->owner;
   PyObject* stream_owner = self->stream_owner;
   delete_object(self);

@@ -78,7 +78,7 @@ thread_local PyObject* kept_error = nullptr;  // an exception object; owned
 // `later` waits, on the device, for the work that `earlier` has now.
 Status wait_on_device(const StreamRef& later, const StreamRef& earlier) {
   if (earlier.closed()) [[unlikely]] {
-    return order_after_closed(*earlier.object(), later.device->ordinal, later.handle);
+    return earlier.object()->used->order_before(later.device->ordinal, later.handle);
   }
   return order_streams(*earlier.device->driver, earlier.device->ordinal, earlier.handle,
                        later.device->ordinal, later.handle);
@@ -169,7 +169,7 @@ void Buffer::note_use(const StreamRef& used) {
   }
   if (others.size() >= many_streams) {
     std::erase_if(others, [](const StreamRef& other) {
-      if (other.closed()) return closed_and_done(*other.object());
+      if (other.closed()) return other.object()->used->done();
       Driver& driver = *other.device->driver;
       return !is_capturing(driver, other.device->ordinal, other.handle) &&
              ok(driver.stream_query(other.device->ordinal, other.handle));
@@ -182,9 +182,9 @@ void Buffer::follow_closed(const StreamRef& order) {
   Buffer& target = memory();
   Status status = Status::success;
   const auto follow = [&](const StreamRef& earlier) {
-    if (!earlier.closed() || closed_and_done(*earlier.object())) return;
+    if (!earlier.closed() || earlier.object()->used->done()) return;
     // Without an event there is only the device to wait for, which reading and freeing do.
-    if (!earlier.object()->last_work.load(std::memory_order_acquire)) return;
+    if (!earlier.object()->used->left_event()) return;
     const Status one = wait_on_device(order, earlier);
     if (ok(status)) status = one;
   };
@@ -192,7 +192,7 @@ void Buffer::follow_closed(const StreamRef& order) {
     nb::ft_lock_guard lock(target.mutex_);
     follow(target.stream);
     std::erase_if(target.others_, [](const StreamRef& other) {
-      return other.closed() && closed_and_done(*other.object());
+      return other.closed() && other.object()->used->done();
     });
     for (const StreamRef& other : target.others_) follow(other);
   }
@@ -290,7 +290,7 @@ Status Buffer::give_back(const StreamRef& last, bool finalizing) {
   for (const StreamRef& other : others_) {
     if (Status status = tell_allocator(other, last); !ok(status)) return status;
   }
-  if (!allocator->may_block()) [[likely]] {
+  if (!allocator->free_may_block(block)) [[likely]] {
     const Status status = allocator->deallocate(block, last.handle);
     if (!finalizing || !forbidden_by_capture(status)) [[likely]] return status;
   }
@@ -306,9 +306,9 @@ Status Buffer::give_back(const StreamRef& last, bool finalizing) {
 // nothing happened.
 bool Buffer::give_back_behind_closed(const StreamRef& last, Status* status) {
   const auto is_done = [](const StreamRef& used) {
-    return used.closed() && closed_and_done(*used.object());
+    return used.closed() && used.object()->used->done();
   };
-  if (allocator->may_block() || !is_done(stream) || !is_done(last)) return false;
+  if (allocator->free_may_block(block) || !is_done(stream) || !is_done(last)) return false;
   if (!std::all_of(others_.begin(), others_.end(), is_done)) return false;
   const StreamHandle idle = allocator->idle_stream();
   if (idle <= per_thread_stream && is_capturing(*device->driver, device->ordinal, idle)) return false;
@@ -343,7 +343,7 @@ void Buffer::warn_lost(Status status) noexcept {
       text += std::string("; allocated at ") + PyBytes_AS_STRING(file.ptr()) + ":" +
               std::to_string(nb::cast<int>(place[1]));
     }
-    if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
+    warn_or_park(PyExc_RuntimeWarning, text.c_str());
   } catch (...) {  // a warning that cannot be made is not worth a crash
     PyErr_Clear();
   }
@@ -355,7 +355,9 @@ Buffer::~Buffer() {
   if (!device || closed()) return;
   Status status = release(nullptr, true);
   if (!ok(status)) status = release(nullptr, true);
-  if (!ok(status)) warn_lost(status);
+  if (ok(status)) return;
+  warn_lost(status);
+  allocator->forget(block);
 }
 
 }  // namespace ringmem::bind

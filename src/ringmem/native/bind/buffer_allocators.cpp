@@ -11,19 +11,19 @@
 #include <utility>
 #include <vector>
 
-#include "memory/event_order.hpp"
 #include "memory/host_allocators.hpp"
 #include "memory/reaper.hpp"
+#include "memory/stream_records.hpp"
 
 namespace ringmem::bind {
 namespace {
 
 // A user's object as an Allocator. Streams that used a block are made to be waited for, on the
 // device, by the stream it is freed on: the object need not know them.
-class PythonAllocator final : public Allocator {
+class PythonAllocator final : public StreamRecords {
  public:
   PythonAllocator(nb::object object, DriverRef driver, int device)
-      : object_(std::move(object)), driver_(std::move(driver)), device_(device) {}
+      : StreamRecords(std::move(driver), device), object_(std::move(object)) {}
 
   ~PythonAllocator() override {
     if (!nb::is_alive()) {
@@ -47,10 +47,11 @@ class PythonAllocator final : public Allocator {
   }
 
   Status deallocate(const Block& block, StreamHandle stream) noexcept override {
-    auto* streams = static_cast<std::vector<StreamHandle>*>(block.record);
+    UsedStreams* streams = recorded(block);
     if (streams) {
-      for (StreamHandle other : *streams) {
-        if (Status status = order(other, stream); !ok(status)) return status;
+      for (const auto& other : *streams) {
+        if (!other->closed() && other->handle() == stream) continue;
+        if (Status status = other->order_before(device_, stream); !ok(status)) return status;
       }
     }
     try {
@@ -69,26 +70,8 @@ class PythonAllocator final : public Allocator {
     return Status::success;
   }
 
-  Status record_stream(Block& block, StreamHandle stream) override {
-    auto*& streams = reinterpret_cast<std::vector<StreamHandle>*&>(block.record);
-    if (!streams) streams = new std::vector<StreamHandle>;
-    for (StreamHandle known : *streams) {
-      if (known == stream) return Status::success;
-    }
-    streams->push_back(stream);
-    return Status::success;
-  }
-
  private:
-  Status order(StreamHandle earlier, StreamHandle later) noexcept {
-    if (earlier == later) return Status::success;
-    return order_streams(*driver_, device_of_stream(*driver_, device_, earlier), earlier, device_,
-                         later);
-  }
-
   nb::object object_;
-  DriverRef driver_;
-  int device_;
 };
 
 std::atomic<bool> adapted_any{false};
@@ -126,7 +109,7 @@ int collect_done(void*) {
 // The text of a warning; the main thread makes it.
 int warn_from_main(void* text) {
   std::unique_ptr<std::string> message(static_cast<std::string*>(text));
-  if (PyErr_WarnEx(PyExc_RuntimeWarning, message->c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
+  warn_or_park(PyExc_RuntimeWarning, message->c_str());
   return 0;
 }
 

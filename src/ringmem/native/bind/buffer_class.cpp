@@ -84,23 +84,20 @@ void order_after(NativeStream& stream, NativeDevice& device, StreamHandle later)
   Status status;
   {
     ReleaseGil release;
-    status = order_after_closed(stream, device.ordinal, later);
+    status = stream.used->order_before(device.ordinal, later);
   }
   check(status, "cuStreamWaitEvent", "for a closed stream of " + stream.device->name);
 }
 
 void synchronize_closed(NativeStream& stream, nb::handle timeout) {
   const std::optional<double> timeout_s = seconds_of(timeout);
-  const EventHandle event = stream.last_work.load(std::memory_order_acquire);
-  Driver& driver = *stream.device->driver;
-  const int device = stream.device->ordinal;
   Status status;
-  if (timeout_s && event) {
-    status = poll([&] { return driver.event_query(device, event); }, *timeout_s);
+  if (timeout_s && stream.used->left_event()) {
+    status = poll([&] { return stream.used->query(); }, *timeout_s);
     if (status == Status::not_ready) raise_timeout("a closed stream still has pending work", *timeout_s);
   } else {
     ReleaseGil release;
-    status = wait_for_closed(stream);
+    status = stream.used->wait();
   }
   check(status, "cuEventSynchronize", "of a closed stream of " + stream.device->name);
 }
@@ -152,7 +149,7 @@ void synchronize_uses(Buffer& self) {
     Status status;
     {
       ReleaseGil release;
-      status = stream.closed() ? wait_for_closed(*stream.object())
+      status = stream.closed() ? stream.object()->used->wait()
                                : stream.device->driver->stream_synchronize(stream.device->ordinal,
                                                                            stream.handle);
     }
@@ -214,7 +211,8 @@ void bind_buffer_class(nb::module_& m, nb::class_<Buffer>& cls) {
         "Closed streams whose work may touch the memory still.");
   m.def("order_after_closed", &order_after, nb::arg("stream"), nb::arg("device"), nb::arg("handle"),
         "Lets work on a stream come after what a closed stream was given.");
-  m.def("closed_and_done", &closed_and_done, nb::arg("stream"),
+  m.def("closed_and_done", [](NativeStream& stream) { return stream.closed && stream.used->done(); },
+        nb::arg("stream"),
         "Whether all that a closed stream was given is known to be done.");
   m.def("synchronize_closed", &synchronize_closed, nb::arg("stream"),
         nb::arg("timeout_s").none() = nb::none(),

@@ -1,6 +1,8 @@
 // launch_host_function for a Python callable. It runs on a driver thread, which must not ask for
-// the GIL once the interpreter goes down: from Python's atexit on, no callable starts any more.
+// the GIL once the interpreter goes down: from Python's atexit on, no callable starts any more. One
+// that runs on for longer is parked, with its stream.
 #include "bind/driver_call.hpp"
+#include "bind/gil.hpp"
 
 #include <nanobind/nanobind.h>
 
@@ -41,13 +43,12 @@ class Admission {
 void run(void* argument) {
   Admission admission;
   if (!admission) return;  // leaks the callable: there is no interpreter left to give it back to
-  nb::gil_scoped_acquire gil;
-  std::unique_ptr<HostCall> call(static_cast<HostCall*>(argument));
-  PyObject* result = PyObject_CallNoArgs(call->function.ptr());
-  if (result) {
-    Py_DECREF(result);
-  } else {
-    PyErr_WriteUnraisable(call->function.ptr());
+  const HoldGil gil;
+  const std::unique_ptr<HostCall> call(static_cast<HostCall*>(argument));
+  try {
+    call_or_park(call->function);
+  } catch (nb::python_error& error) {
+    or_park([&] { error.discard_as_unraisable(call->function); });
   }
 }
 

@@ -33,6 +33,26 @@ decltype(auto) or_park(Call&& call) {
 #endif
 }
 
+// Calls Python for native code that has the GIL. A thread that is ended in there is parked on the
+// spot, so that nothing of the caller's is unwound.
+template <class... Args>
+nanobind::object call_or_park(nanobind::handle callable, const Args&... args) {
+  PyObject* const given[] = {args.ptr()..., nullptr};
+  PyObject* const result = or_park([&] {
+    return PyObject_Vectorcall(callable.ptr(), given, sizeof...(args), nullptr);
+  });
+  if (!result) nanobind::raise_python_error();
+  return nanobind::steal(result);
+}
+
+// A warning, which may run Python that the user gave; one that is made an error goes where those of
+// finalizers go.
+inline void warn_or_park(PyObject* category, const char* text) {
+  or_park([&] {
+    if (PyErr_WarnEx(category, text, 1) < 0) PyErr_WriteUnraisable(nullptr);
+  });
+}
+
 // Without the GIL while it lives.
 class ReleaseGil {
  public:

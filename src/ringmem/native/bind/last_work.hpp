@@ -17,17 +17,9 @@ struct LastUse {
 };
 
 // Has the reaper run the job once all that the streams were given is done. A closed stream left an
-// event; where it could not, its device is waited for. The job must keep the streams. Throws
-// DriverError while an open stream captures, std::bad_alloc or std::system_error; then nothing
-// happened.
+// event; where it could not, its device is waited for. Throws DriverError while an open stream
+// captures, std::bad_alloc or std::system_error; then nothing happened.
 void release_after(const std::vector<LastUse>& uses, ReaperJob&& job);
-
-// Waits, without the GIL, for all work of a closed stream; where it left no event, for its device.
-Status wait_for_closed(NativeStream& stream) noexcept;
-// The same in the order of `later`, a stream of `device`; on the host only where there is no event.
-Status order_after_closed(NativeStream& stream, int device, StreamHandle later) noexcept;
-// Whether nothing of it is left; where it left no event, only if somebody waited.
-bool closed_and_done(NativeStream& stream) noexcept;
 
 // For the reaper, which repeats what a capture forbids: frees in the order of a stream that may be
 // closed by the time it is its turn.

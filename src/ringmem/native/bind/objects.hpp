@@ -11,6 +11,7 @@
 #include "bind/gil.hpp"
 #include "driver/driver.hpp"
 #include "memory/allocator.hpp"
+#include "memory/used_stream.hpp"
 
 namespace ringmem::bind {
 
@@ -35,9 +36,7 @@ struct NativeStream {
   bool owned = false;
   std::atomic<bool> closing{false};  // by one thread
   std::atomic<bool> closed{false};
-  std::atomic<bool> finished{false};  // after it was closed: all its work is known to be done
-  // Of a closed stream that was owned: behind all its work. 0: there is none.
-  std::atomic<EventHandle> last_work{0};
+  std::shared_ptr<UsedStream> used;  // what it left when it was closed; one that is owned, an event
   nb::object keep_alive;
 
   NativeStream() = default;

@@ -80,7 +80,8 @@ bool ask(const Pool& pool, const DebugAllocator* debug, nb::handle weak, std::si
   bool again = false;
   nb::object cause = nb::none();
   try {
-    nb::object answer = self.attr("_ask")(requested, as_dict(now));
+    const nb::object method = self.attr("_ask");
+    const nb::object answer = call_or_park(method, nb::int_(requested), as_dict(now));
     again = nb::cast<bool>(answer[0]);
     cause = answer[1];
   } catch (nb::python_error& error) {

@@ -20,7 +20,7 @@ Resident::Report report_to(nb::handle callback) {
   if (callback.is_none()) return {};
   return [callback](std::size_t done, std::size_t total) {
     HoldGil acquire;
-    callback(done, total);
+    call_or_park(callback, nb::int_(done), nb::int_(total));
   };
 }
 

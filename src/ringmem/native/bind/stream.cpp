@@ -13,6 +13,7 @@
 #include "bind/thread_state.hpp"
 #include "bind/wait.hpp"
 #include "memory/event_order.hpp"
+#include "memory/used_stream.hpp"
 
 namespace ringmem::bind {
 namespace {
@@ -26,7 +27,9 @@ std::string hex(std::uint64_t handle) {
 PyObject* stream_hook = nullptr;  // (object, device) -> StreamBase; set once, never freed
 
 void init_stream(NativeStream* self, DeviceRef device, StreamHandle handle, nb::object keep_alive) {
+  auto used = std::make_shared<UsedStream>(device->driver, device->ordinal, handle);
   new (self) NativeStream;
+  self->used = std::move(used);
   self->device = std::move(device);
   self->handle = handle;
   self->keep_alive = std::move(keep_alive);
@@ -55,29 +58,26 @@ void create_stream(NativeStream* self, DeviceRef device, nb::handle priority,
     status = device->driver->stream_create(device->ordinal, flags, &handle);
   }
   check(status, "cuStreamCreateWithPriority", "on " + device->name);
+  std::shared_ptr<UsedStream> used;
+  try {
+    used = UsedStream::announce(device->driver, device->ordinal, handle);
+  } catch (...) {
+    static_cast<void>(device->driver->stream_destroy(device->ordinal, handle));
+    throw;
+  }
   new (self) NativeStream;
+  self->used = std::move(used);
   self->device = std::move(device);
   self->handle = handle;
   self->owned = true;
 }
 
-// Whoever frees memory of the stream later waits for this event; without it, for the device.
-void mark_last_work(NativeStream& self) noexcept {
-  Driver& driver = *self.device->driver;
-  Guard last{self.device->ordinal};
-  if (!ok(driver.event_create(last.device, EventFlags{}, &last.event))) return;
-  if (ok(mark_stream(driver, self.handle, last))) {
-    self.last_work.store(last.event, std::memory_order_release);
-  } else {
-    destroy_event(driver, last.device, last.event);
-  }
-}
-
 // Idempotent. When destroying fails the stream is closed all the same: its handle is lost. `named`:
-// somebody may still ask about the work of the closed stream.
+// somebody may still ask about the work of the closed stream. Whoever frees memory of it later waits
+// for the event that it leaves; without one, for the device.
 Status close_stream(NativeStream& self, bool named) noexcept {
   if (self.closing.exchange(true, std::memory_order_acq_rel)) return Status::success;
-  if (self.owned && named) mark_last_work(self);
+  self.used->close(named);
   self.closed.store(true, std::memory_order_release);  // whoever sees it finds the event
   if (!self.owned) return Status::success;
   if (stream_closing) stream_closing(*self.device, self.handle);
@@ -265,7 +265,7 @@ void warn_not_destroyed(const std::string& what, Status status) noexcept {
   HoldGil gil;
   nb::error_scope keep;  // whatever was being raised goes on
   const std::string text = what + " could not be destroyed: " + status_name(status);
-  if (PyErr_WarnEx(PyExc_ResourceWarning, text.c_str(), 1) < 0) PyErr_WriteUnraisable(nullptr);
+  warn_or_park(PyExc_ResourceWarning, text.c_str());
 }
 
 int visit_device(const DeviceRef& device, visitproc visit, void* arg) {
@@ -277,7 +277,6 @@ NativeStream::~NativeStream() {
   if (!device) return;
   Status status = close_stream(*this, false);
   if (!ok(status)) warn_not_destroyed(describe(*this), status);
-  if (last_work != 0) destroy_event(*device->driver, device->ordinal, last_work);
 }
 
 StreamHandle stream_of(nb::handle argument, const NativeDevice& device, nb::object* owner) {

@@ -61,6 +61,10 @@ bool Guard::done() noexcept {
     const Status status = driver_->event_query(event.device, event.event);
     if (!ok(status) && !device_is_lost(status)) return false;
   }
+  for (const auto& stream : closed_) {
+    const Status status = stream->query();
+    if (!ok(status) && !device_is_lost(status)) return false;
+  }
   done_.store(true, std::memory_order_release);
   return true;
 }
@@ -69,6 +73,10 @@ Status Guard::wait() noexcept {
   if (done_.load(std::memory_order_acquire)) return Status::success;
   for (const EventRef& event : events_) {
     const Status status = driver_->event_synchronize(event.device, event.event);
+    if (!ok(status) && !device_is_lost(status)) return status;
+  }
+  for (const auto& stream : closed_) {
+    const Status status = stream->wait();
     if (!ok(status) && !device_is_lost(status)) return status;
   }
   if (!captured_) done_.store(true, std::memory_order_release);

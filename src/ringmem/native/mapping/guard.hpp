@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "driver/driver.hpp"
+#include "memory/used_stream.hpp"
 
 namespace ringmem::mapping {
 
@@ -46,6 +47,9 @@ class Guard {
   Guard& operator=(const Guard&) = delete;
   ~Guard();
 
+  // Before anybody asks: the work of a closed stream counts, too.
+  void follow(std::shared_ptr<UsedStream> stream) { closed_.push_back(std::move(stream)); }
+
   // True when the work is over, also because its device was lost. False as long as it runs, and
   // while the driver cannot tell (the pages then stay mapped). For ever false when a stream was
   // capturing: the graph may be launched at any time.
@@ -58,6 +62,7 @@ class Guard {
  private:
   DriverRef driver_;
   std::vector<EventRef> events_;
+  UsedStreams closed_;
   bool captured_ = false;  // some stream was capturing: nothing says when its graph runs
   std::atomic<bool> done_{false};
 };

@@ -106,9 +106,14 @@ Status Resident::deallocate(const Block& block, StreamHandle stream) noexcept {
     const auto found = live_.find(offset);
     if (block.ptr < base_ || found == live_.end()) return Status::invalid_value;
     std::vector<StreamRef> streams{StreamRef{device(), stream}};
-    for (const StreamHandle other : found->second.others) streams.push_back({device(), other});
+    UsedStreams closed;
+    for (const auto& other : found->second.others) {
+      if (other->closed()) closed.push_back(other);
+      else streams.push_back({other->device(), other->handle()});
+    }
     Pending pending{offset, found->second.nbytes, Guard::record(driver(), streams), stream,
                     found->second.others.empty()};
+    for (auto& other : closed) pending.guard->follow(std::move(other));
     pending_.push_back(std::move(pending));
     live_nbytes_ -= found->second.nbytes;
     live_.erase(found);
@@ -121,11 +126,11 @@ Status Resident::deallocate(const Block& block, StreamHandle stream) noexcept {
 }
 
 Status Resident::record_stream(Block& block, StreamHandle stream) {
+  auto used = UsedStream::of(driver(), device(), stream);
   std::lock_guard lock(mutex_);
   const auto found = live_.find(block.ptr - base_);
   if (found == live_.end()) return Status::invalid_value;
-  auto& others = found->second.others;
-  if (std::find(others.begin(), others.end(), stream) == others.end()) others.push_back(stream);
+  add_stream(found->second.others, std::move(used));
   return Status::success;
 }
 

@@ -89,7 +89,7 @@ class Resident final : public Allocator, public std::enable_shared_from_this<Res
  private:
   struct Live {
     std::size_t nbytes;
-    std::vector<StreamHandle> others;  // streams beside the one of deallocate
+    UsedStreams others;  // streams beside the one of deallocate
   };
   struct Pending {  // freed, and perhaps still in use
     std::size_t offset;

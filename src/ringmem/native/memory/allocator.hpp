@@ -53,8 +53,12 @@ class Allocator {
   // failure nothing happened: the block is still allocated and the call may be repeated.
   virtual Status deallocate(const Block& block, StreamHandle stream) noexcept = 0;
 
+  // The block cannot be freed and is lost: nobody will name it again.
+  virtual void forget(const Block& block) noexcept { static_cast<void>(block); }
+
   // Work on `stream` uses the block too: reuse after deallocate waits for that work as well.
-  // The stream must live until the block is deallocated.
+  // A stream that is announced (memory/used_stream.hpp) may be closed before the block is
+  // deallocated; any other must live until then.
   virtual Status record_stream(Block& block, StreamHandle stream) = 0;
 
   // The stream to deallocate on what nothing uses any more. Not the legacy default stream where that
@@ -70,8 +74,11 @@ class Allocator {
   // need of the GIL: release the GIL around it.
   virtual bool allocate_may_block() const noexcept { return true; }
 
-  // deallocate may wait for device work: release the GIL around it.
+  // deallocate may wait for device work, of any block or of this one: release the GIL around it.
   virtual bool may_block() const noexcept { return false; }
+  virtual bool free_may_block(const Block& block) const noexcept {
+    return static_cast<void>(block), may_block();
+  }
 };
 
 }  // namespace ringmem

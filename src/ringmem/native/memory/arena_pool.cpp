@@ -156,25 +156,27 @@ Status ArenaPool::deallocate(const Block& block, StreamHandle stream) noexcept {
   if (!block.record) return Status::illegal_state;
   Node* node = static_cast<Node*>(block.record);
   try {
-    std::vector<Guard> guards;
+    Pending entry{node, {}, {}};
+    UsedStreams users;
     std::unique_lock guard(mutex_);
     if (node->state != State::live || node->ptr != block.ptr) return Status::illegal_state;
     if (stream != no_stream || !node->users.empty()) {
-      const std::vector<StreamHandle> users = node->users;
+      users = node->users;
       node->state = State::pending;  // nobody else touches it meanwhile
       guard.unlock();
-      Status status = stream != no_stream ? mark(stream, &guards) : Status::success;
-      for (const StreamHandle user : users) {
-        if (ok(status) && user != stream) status = mark(user, &guards);
+      Status status = Status::success;
+      if (stream != no_stream) add_stream(users, UsedStream::of(driver_, device_, stream));
+      for (const auto& user : users) {
+        if (ok(status)) status = mark(user, &entry);
       }
       guard.lock();
       if (!ok(status)) {
         node->state = State::live;
         guard.unlock();
-        unmark(guards);
+        unmark(entry.guards);
         return status;
       }
-      pending_.push_back({node, std::move(guards)});
+      pending_.push_back(std::move(entry));
       figures_.pending += node->nbytes;
     }
     node->users.clear();
@@ -248,34 +250,56 @@ void ArenaPool::drop_node_locked(Node* node) noexcept {
 }
 
 Status ArenaPool::record_stream(Block& block, StreamHandle stream) {
+  if (foreign()) return refused_in_child();
   if (!block.record) return Status::illegal_state;
   Node* node = static_cast<Node*>(block.record);
+  auto user = UsedStream::of(driver_, device_, stream);
   const std::lock_guard guard(mutex_);
   if (node->state != State::live || node->ptr != block.ptr) return Status::illegal_state;
-  auto& users = node->users;
-  if (std::find(users.begin(), users.end(), stream) == users.end()) users.push_back(stream);
+  add_stream(node->users, std::move(user));
   return Status::success;
 }
 
 // --- work under way ------------------------------------------------------------------------------
 
-Status ArenaPool::mark(StreamHandle stream, std::vector<Guard>* guards) noexcept {
-  Guard guard{device_of_stream(*driver_, device_, stream)};
-  Status status = events_.take(guard.device, &guard.event);
-  if (!ok(status)) return status;
-  status = mark_stream(*driver_, stream, guard);
+Status ArenaPool::mark(const std::shared_ptr<UsedStream>& user, Pending* entry) noexcept {
   try {
-    if (ok(status)) guards->push_back(guard);
-  } catch (...) {
-    status = Status::operating_system;
+    if (!user->closed()) {
+      Guard guard{user->device()};
+      entry->guards.reserve(entry->guards.size() + 1);
+      Status status = events_.take(guard.device, &guard.event);
+      if (!ok(status)) return status;
+      status = user->mark(guard);
+      if (ok(status)) {
+        entry->guards.push_back(guard);
+        return status;
+      }
+      events_.give_back(guard.device, guard.event);
+      if (!user->closed()) return status;
+    }
+    entry->closed.push_back(user);
+    return Status::success;
+  } catch (...) {  // no memory for the books
+    return Status::operating_system;
   }
-  if (!ok(status)) events_.give_back(guard.device, guard.event);
-  return status;
 }
 
 void ArenaPool::unmark(std::vector<Guard>& guards) noexcept {
   for (const Guard& guard : guards) events_.give_back(guard.device, guard.event);
   guards.clear();
+}
+
+// A device that failed has no work left that could use the memory.
+bool ArenaPool::settled(Pending& entry, bool wait) noexcept {
+  const auto over = [](Status status) {
+    return status != Status::not_ready && !forbidden_by_capture(status);
+  };
+  return std::all_of(entry.guards.begin(), entry.guards.end(), [&](const Guard& guard) {
+    return over(wait ? driver_->event_synchronize(guard.device, guard.event)
+                     : driver_->event_query(guard.device, guard.event));
+  }) && std::all_of(entry.closed.begin(), entry.closed.end(), [&](const auto& stream) {
+    return over(wait ? stream->wait() : stream->query());
+  });
 }
 
 // Frees the blocks whose work is done; with `wait`, all that are pending now. Hold no lock.
@@ -287,13 +311,7 @@ void ArenaPool::settle(bool wait) {
   }
   std::deque<Pending> still;
   for (Pending& entry : looked_at) {
-    const bool done = std::all_of(
-        entry.guards.begin(), entry.guards.end(), [&](const Guard& guard) {
-          // A device that failed has no work left that could use the memory.
-          return (wait ? driver_->event_synchronize(guard.device, guard.event)
-                       : driver_->event_query(guard.device, guard.event)) != Status::not_ready;
-        });
-    if (!done) {
+    if (!settled(entry, wait)) {
       still.push_back(std::move(entry));
       continue;
     }

@@ -88,7 +88,7 @@ class ArenaPool final : public Allocator {
     Node* next = nullptr;
     Node* below = nullptr;      // in its bin, or among the spare ones
     State state = State::free;
-    std::vector<StreamHandle> users;  // streams that were recorded
+    UsedStreams users;          // that were recorded
   };
   struct BySize {
     bool operator()(const Node* a, const Node* b) const noexcept {
@@ -98,6 +98,7 @@ class ArenaPool final : public Allocator {
   struct Pending {
     Node* node;
     std::vector<Guard> guards;
+    UsedStreams closed;
   };
   struct Bin {
     Node* top = nullptr;
@@ -122,12 +123,13 @@ class ArenaPool final : public Allocator {
   void add_arena_locked(DevicePtr ptr, std::size_t nbytes);
   std::size_t unused_locked() const noexcept;
 
-  Status mark(StreamHandle stream, std::vector<Guard>* guards) noexcept;
+  Status mark(const std::shared_ptr<UsedStream>& user, Pending* entry) noexcept;
   void unmark(std::vector<Guard>& guards) noexcept;
+  bool settled(Pending& entry, bool wait) noexcept;
   void settle(bool wait);
   bool grow(std::size_t nbytes, Status* status, const char** operation);
   std::size_t next_arena(std::size_t nbytes) const;
-  void release(const Arena& arena, std::vector<Guard> guards);
+  void release(const Arena& arena, std::vector<Guard> guards, UsedStreams closed);
   [[noreturn]] void out_of_memory(std::size_t nbytes, Status status, const char* operation) const;
 
   const DriverRef driver_;

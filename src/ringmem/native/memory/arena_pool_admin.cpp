@@ -50,7 +50,7 @@ bool ArenaPool::grow(std::size_t nbytes, Status* status, const char** operation)
     const std::lock_guard guard(mutex_);
     add_arena_locked(ptr, size);
   } catch (...) {
-    release({ptr, size}, {});
+    release({ptr, size}, {}, {});
     throw;
   }
   return true;
@@ -64,10 +64,11 @@ void ArenaPool::add_arena_locked(DevicePtr ptr, std::size_t nbytes) {
   figures_.peak_reserved = std::max(figures_.peak_reserved, figures_.reserved);
 }
 
-void ArenaPool::release(const Arena& arena, std::vector<Guard> guards) {
+void ArenaPool::release(const Arena& arena, std::vector<Guard> guards, UsedStreams closed) {
   ReaperJob job;
   job.driver = driver_;
   job.guards = std::move(guards);
+  job.closed = std::move(closed);
   job.run = source_->release_of(arena.ptr, arena.nbytes);
   job.what = std::string(source_->release_name()) + " of " + std::to_string(arena.nbytes) +
              " bytes";
@@ -100,7 +101,7 @@ void ArenaPool::trim(std::size_t keep_bytes) {
       drop_node_locked(node);
     }
   }
-  for (const Arena& arena : going) release(arena, {});
+  for (const Arena& arena : going) release(arena, {}, {});
 }
 
 std::size_t ArenaPool::limit() const {
@@ -148,11 +149,13 @@ bool ArenaPool::close() {
   }
   for (const Arena& arena : arenas) {
     std::vector<Guard> guards;
+    UsedStreams closed;
     for (Pending& entry : pending) {
       if (entry.node->ptr < arena.ptr || entry.node->ptr >= arena.ptr + arena.nbytes) continue;
       guards.insert(guards.end(), entry.guards.begin(), entry.guards.end());
+      for (auto& stream : entry.closed) add_stream(closed, std::move(stream));
     }
-    release(arena, std::move(guards));
+    release(arena, std::move(guards), std::move(closed));
   }
   return true;
 }

@@ -9,49 +9,26 @@
 namespace ringmem {
 namespace {
 
-// One recorded stream. Events belong to the device of the stream they are recorded on, which need
-// not be the block's (a peer copy).
-struct Recorded {
-  int device;
-  StreamHandle stream;
-};
-using RecordedStreams = std::vector<Recorded>;
-
-RecordedStreams* recorded(const Block& block) noexcept {
-  return static_cast<RecordedStreams*>(block.record);
-}
-
-// The default streams exist on every device and belong to the one that is asked.
-bool is_default(StreamHandle stream) noexcept { return stream <= per_thread_stream; }
-
-Status record(Driver& driver, int device, Block& block, StreamHandle stream) {
-  int owner = device;
-  if (!is_default(stream)) {
-    Status status = driver.stream_device(stream, &owner);
-    if (status == Status::not_supported) owner = device;  // old drivers: the usual case
-    else if (!ok(status)) return status;
-  }
-  if (!block.record) block.record = new RecordedStreams;
-  for (const Recorded& entry : *recorded(block)) {
-    if (entry.stream == stream && entry.device == owner) return Status::success;
-  }
-  recorded(block)->push_back({owner, stream});
-  return Status::success;
+// Whether `used` is the open stream that a block of `device` is freed on.
+bool is_same(const UsedStream& used, int device, StreamHandle stream) noexcept {
+  return !used.closed() && used.handle() == stream && used.device() == device;
 }
 
 // `later` waits, on the device, for what `earlier` has to do now.
-Status order(Driver& driver, EventCache& events, const Recorded& earlier, int device,
+Status order(Driver& driver, EventCache& events, UsedStream& earlier, int device,
              StreamHandle later) noexcept {
-  if (capture_between(driver, earlier.device, earlier.stream, device, later)) {
+  if (earlier.closed()) return earlier.order_before(device, later);
+  if (capture_between(driver, earlier.device(), earlier.handle(), device, later)) {
     return Status::stream_capture_isolation;
   }
-  EventHandle event = 0;
-  Status status = events.take(earlier.device, &event);
+  Guard guard{earlier.device()};
+  Status status = events.take(guard.device, &guard.event);
   if (!ok(status)) return status;
-  status = driver.event_record(earlier.device, event, earlier.stream);
-  if (ok(status)) status = driver.stream_wait_event(device, later, event);
-  events.give_back(earlier.device, event);  // a wait that is queued keeps what it waits for
-  return status;
+  status = earlier.record(guard);
+  const bool marked = ok(status);
+  if (marked) status = driver.stream_wait_event(device, later, guard.event);
+  events.give_back(guard.device, guard.event);  // a wait that is queued keeps what it waits for
+  return !marked && earlier.closed() ? earlier.order_before(device, later) : status;
 }
 
 void check_allocation(Driver& driver, int device, Status status, const char* operation,
@@ -109,10 +86,10 @@ void EventCache::give_back(int device, EventHandle event) noexcept {
 // --- StreamOrderedAllocator --------------------------------------------------------------------
 
 StreamOrderedAllocator::StreamOrderedAllocator(DriverRef driver, int device)
-    : driver_(std::move(driver)), device_(device), events_(driver_) {}
+    : StreamRecords(std::move(driver), device), events_(driver_) {}
 
 StreamOrderedAllocator::StreamOrderedAllocator(DriverRef driver, int device, PoolHandle pool)
-    : driver_(std::move(driver)), device_(device), pool_(pool), owned_(false), events_(driver_) {}
+    : StreamRecords(std::move(driver), device), pool_(pool), owned_(false), events_(driver_) {}
 
 StreamOrderedAllocator::~StreamOrderedAllocator() {
   if (!owned_) return;
@@ -147,21 +124,17 @@ Block StreamOrderedAllocator::allocate(std::size_t nbytes, StreamHandle stream) 
 }
 
 Status StreamOrderedAllocator::deallocate(const Block& block, StreamHandle stream) noexcept {
-  RecordedStreams* streams = recorded(block);
+  UsedStreams* streams = recorded(block);
   if (streams) {
-    for (const Recorded& entry : *streams) {
-      if (entry.stream == stream && entry.device == device_) continue;
-      Status status = order(*driver_, events_, entry, device_, stream);
+    for (const auto& used : *streams) {
+      if (is_same(*used, device_, stream)) continue;
+      Status status = order(*driver_, events_, *used, device_, stream);
       if (!ok(status)) return status;
     }
   }
   Status status = driver_->mem_free_async(device_, block.ptr, stream);
   if (ok(status)) delete streams;
   return status;
-}
-
-Status StreamOrderedAllocator::record_stream(Block& block, StreamHandle stream) {
-  return record(*driver_, device_, block, stream);
 }
 
 Status StreamOrderedAllocator::trim(std::size_t keep_bytes) noexcept {
@@ -172,7 +145,7 @@ Status StreamOrderedAllocator::trim(std::size_t keep_bytes) noexcept {
 // --- PlainAllocator ----------------------------------------------------------------------------
 
 PlainAllocator::PlainAllocator(DriverRef driver, int device)
-    : driver_(std::move(driver)), device_(device) {}
+    : StreamRecords(std::move(driver), device) {}
 
 Block PlainAllocator::allocate(std::size_t nbytes, StreamHandle) {
   check_request(nbytes);
@@ -185,21 +158,18 @@ Block PlainAllocator::allocate(std::size_t nbytes, StreamHandle) {
 
 Status PlainAllocator::deallocate(const Block& block, StreamHandle stream) noexcept {
   // mem_free waits for the block's own device; recorded streams may be another one's.
-  RecordedStreams* streams = recorded(block);
+  UsedStreams* streams = recorded(block);
   Status status = driver_->stream_synchronize(device_, stream);
   if (streams) {
-    for (const Recorded& entry : *streams) {
+    for (const auto& used : *streams) {
       if (!ok(status)) break;
-      status = driver_->stream_synchronize(entry.device, entry.stream);
+      if (!used->closed()) status = driver_->stream_synchronize(used->device(), used->handle());
+      if (used->closed()) status = used->wait();  // perhaps since then
     }
   }
   if (ok(status)) status = driver_->mem_free(device_, block.ptr);
   if (ok(status)) delete streams;
   return status;
-}
-
-Status PlainAllocator::record_stream(Block& block, StreamHandle stream) {
-  return record(*driver_, device_, block, stream);
 }
 
 }  // namespace ringmem

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "driver/driver.hpp"
-#include "memory/allocator.hpp"
+#include "memory/stream_records.hpp"
 
 namespace ringmem {
 
@@ -37,7 +37,7 @@ class EventCache {
 // cuMemAllocFromPoolAsync / cuMemFreeAsync on a driver pool that belongs to this object. It is
 // created at the first use and keeps what it has (release threshold: everything); the device's
 // default pool, which is the whole process's, is left as it is.
-class StreamOrderedAllocator final : public Allocator {
+class StreamOrderedAllocator final : public StreamRecords {
  public:
   StreamOrderedAllocator(DriverRef driver, int device);
   // On a pool that somebody else destroys.
@@ -46,7 +46,6 @@ class StreamOrderedAllocator final : public Allocator {
 
   Block allocate(std::size_t nbytes, StreamHandle stream) override;
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
-  Status record_stream(Block& block, StreamHandle stream) override;
   Home home() const noexcept override { return {driver_.get(), device_, Place::device}; }
   StreamHandle idle_stream() const noexcept override { return per_thread_stream; }
   bool allocate_may_block() const noexcept override { return false; }
@@ -57,8 +56,6 @@ class StreamOrderedAllocator final : public Allocator {
   Status trim(std::size_t keep_bytes) noexcept;
 
  private:
-  DriverRef driver_;
-  int device_;
   std::atomic<PoolHandle> pool_{0};
   const bool owned_ = true;
   EventCache events_;
@@ -66,19 +63,14 @@ class StreamOrderedAllocator final : public Allocator {
 
 // cuMemAlloc / cuMemFree. Freeing waits for the device, also for a persistent kernel: only where
 // the device has no pools.
-class PlainAllocator final : public Allocator {
+class PlainAllocator final : public StreamRecords {
  public:
   PlainAllocator(DriverRef driver, int device);
   Block allocate(std::size_t nbytes, StreamHandle stream) override;
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
-  Status record_stream(Block& block, StreamHandle stream) override;
   Home home() const noexcept override { return {driver_.get(), device_, Place::device}; }
   StreamHandle idle_stream() const noexcept override { return per_thread_stream; }
   bool may_block() const noexcept override { return true; }
-
- private:
-  DriverRef driver_;
-  int device_;
 };
 
 }  // namespace ringmem

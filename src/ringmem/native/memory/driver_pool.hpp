@@ -19,6 +19,10 @@ class DriverPool final : public Allocator {
   Block allocate(std::size_t nbytes, StreamHandle stream) override;
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
   Status record_stream(Block& block, StreamHandle stream) override;
+  bool free_may_block(const Block& block) const noexcept override {
+    return blocks_.free_may_block(block);
+  }
+  void forget(const Block& block) noexcept override { blocks_.forget(block); }
   Home home() const noexcept override { return {driver_.get(), device_, Place::device}; }
   StreamHandle idle_stream() const noexcept override { return per_thread_stream; }
   bool allocate_may_block() const noexcept override { return false; }

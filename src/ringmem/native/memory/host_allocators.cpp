@@ -1,6 +1,5 @@
 #include "memory/host_allocators.hpp"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -12,12 +11,6 @@ namespace {
 
 // How long an allocation that failed waits for releases that are under way.
 constexpr double retry_wait_s = 2.0;
-
-struct Streams {
-  std::vector<StreamHandle> handles;
-};
-
-Streams* streams_of(const Block& block) noexcept { return static_cast<Streams*>(block.record); }
 
 // Of such memory the driver has no figures: the message says which is short.
 void check_allocation(Driver& driver, int device, Status status, const char* operation,
@@ -33,67 +26,65 @@ void check_allocation(Driver& driver, int device, Status status, const char* ope
 
 void* host(DevicePtr ptr) noexcept { return reinterpret_cast<void*>(ptr); }
 
-// Events that mark, on each stream, the work submitted so far. All of them or none.
+// Events that mark, on each stream, the work submitted so far. All of them or none. Of a closed
+// stream it is its own event that does.
 class Marks {
  public:
-  Marks(Driver& driver, int device) : driver_(driver), device_(device) {}
+  explicit Marks(Driver& driver) : driver_(driver) {}
   Marks(const Marks&) = delete;
   Marks& operator=(const Marks&) = delete;
   ~Marks() {
     for (const Guard& guard : guards) destroy_event(driver_, guard.device, guard.event);
   }
 
-  Status add(StreamHandle stream) {
+  Status add(const std::shared_ptr<UsedStream>& stream) {
     guards.reserve(guards.size() + 1);
-    const int device = device_of_stream(driver_, device_, stream);
-    EventHandle event = 0;
-    Status status = driver_.event_create(device, EventFlags{}, &event);
-    if (!ok(status)) return status;
-    guards.push_back({device, event});
-    return mark_stream(driver_, stream, guards.back());
+    if (!stream->closed()) {
+      Guard guard{stream->device()};
+      Status status = driver_.event_create(guard.device, EventFlags{}, &guard.event);
+      if (!ok(status)) return status;
+      guards.push_back(guard);
+      status = stream->mark(guard);
+      if (ok(status) || !stream->closed()) return status;
+    }
+    closed.push_back(stream);
+    return Status::success;
   }
 
   std::vector<Guard> guards;
+  UsedStreams closed;
 
  private:
   Driver& driver_;
-  int device_;
 };
 
 }  // namespace
 
 ReapedAllocator::ReapedAllocator(DriverRef driver, int device)
-    : driver_(std::move(driver)), device_(device) {}
+    : StreamRecords(std::move(driver), device) {}
 
 Status ReapedAllocator::deallocate(const Block& block, StreamHandle stream) noexcept {
   try {
-    Marks marks(*driver_, device_);
-    Status status = marks.add(stream);
-    if (Streams* others = streams_of(block)) {
-      for (StreamHandle other : others->handles) {
-        if (ok(status) && other != stream) status = marks.add(other);
-      }
+    UsedStreams streams;
+    if (recorded(block)) streams = *recorded(block);
+    add_stream(streams, UsedStream::of(driver_, device_, stream));
+    Marks marks(*driver_);
+    for (const auto& one : streams) {
+      if (Status status = marks.add(one); !ok(status)) return status;
     }
-    if (!ok(status)) return status;
     ReaperJob job;
     job.driver = driver_;
     job.run = release_of(block);
     job.what = std::string(release_name()) + " of " + std::to_string(block.nbytes) + " bytes";
     job.guards = marks.guards;
+    job.closed = std::move(marks.closed);
     Reaper::instance().post(std::move(job));
     marks.guards.clear();
-    delete streams_of(block);
+    delete recorded(block);
     return Status::success;
   } catch (...) {  // no memory or no thread for the job: nothing happened
     return Status::operating_system;
   }
-}
-
-Status ReapedAllocator::record_stream(Block& block, StreamHandle stream) {
-  if (!block.record) block.record = new Streams;
-  std::vector<StreamHandle>& handles = streams_of(block)->handles;
-  if (std::find(handles.begin(), handles.end(), stream) == handles.end()) handles.push_back(stream);
-  return Status::success;
 }
 
 Status ReapedAllocator::with_retry(const std::function<Status()>& allocate) const {

@@ -9,16 +9,15 @@
 #include <vector>
 
 #include "driver/driver.hpp"
-#include "memory/allocator.hpp"
+#include "memory/stream_records.hpp"
 
 namespace ringmem {
 
-// What the three have in common: they remember streams in Block::record and release later.
-class ReapedAllocator : public Allocator {
+// What the three have in common: they release later.
+class ReapedAllocator : public StreamRecords {
  public:
   ReapedAllocator(DriverRef driver, int device);
   Status deallocate(const Block& block, StreamHandle stream) noexcept override;
-  Status record_stream(Block& block, StreamHandle stream) override;
   StreamHandle idle_stream() const noexcept override { return per_thread_stream; }
 
  protected:
@@ -28,9 +27,6 @@ class ReapedAllocator : public Allocator {
 
   // Runs `allocate`; when memory is out and releases are pending, waits for those and tries again.
   Status with_retry(const std::function<Status()>& allocate) const;
-
-  DriverRef driver_;
-  int device_;
 };
 
 // cuMemHostAlloc / cuMemFreeHost.

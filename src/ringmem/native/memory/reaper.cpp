@@ -110,7 +110,8 @@ void Reaper::set_hooks(Hooks hooks) noexcept {
   hooks_ = hooks;
 }
 
-// An event that fails is a device that failed: nothing is left to wait for.
+// An event that fails is a device that failed: nothing is left to wait for. Closed streams without an
+// event are execute()'s to wait for.
 bool Reaper::ready(ReaperJob& job) noexcept {
   while (!job.guards.empty()) {
     const Guard guard = job.guards.back();
@@ -118,15 +119,22 @@ bool Reaper::ready(ReaperJob& job) noexcept {
     destroy_event(*job.driver, guard.device, guard.event);
     job.guards.pop_back();
   }
-  return true;
+  std::erase_if(job.closed, [](const auto& stream) {
+    return stream->left_event() && stream->query() != Status::not_ready;
+  });
+  return std::none_of(job.closed.begin(), job.closed.end(),
+                      [](const auto& stream) { return stream->left_event(); });
 }
 
-// False: the capture of a graph forbids it, for now.
+// False: not now; a capture of a graph forbids it, or there is work to wait for.
 bool Reaper::execute(ReaperJob& job) noexcept {
   Status status = Status::success;
+  for (const auto& stream : job.closed) {
+    if (forbidden_by_capture(stream->wait())) return false;
+  }
   for (int i = 0; i < attempts; ++i) {
     status = job.run();
-    if (forbidden_by_capture(status)) return false;
+    if (forbidden_by_capture(status) || status == Status::not_ready) return false;
     if (ok(status)) break;
   }
   // A driver that is already shut down has released everything itself.

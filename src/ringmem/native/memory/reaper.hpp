@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "driver/driver.hpp"
-#include "memory/event_order.hpp"
+#include "memory/used_stream.hpp"
 
 namespace ringmem {
 
@@ -20,8 +20,10 @@ namespace ringmem {
 struct ReaperJob {
   DriverRef driver;
   std::vector<Guard> guards;    // must be done first; their events are destroyed by the reaper
-  std::function<Status()> run;  // may block; must not throw; repeated while a capture forbids it
+  std::function<Status()> run;  // may block; must not throw; repeated while a capture forbids it,
+                                // and while it returns not_ready
   std::string what;             // for the report of a failure: "cuMemFreeHost of 4096 bytes"
+  UsedStreams closed{};         // what they left must be done first, too
 };
 
 class Reaper {
