@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import handlers_for_tests as h
 import pytest
@@ -59,10 +60,10 @@ def test_a_kernel_whose_close_was_interrupted_is_closed_when_it_is_dropped() -> 
 
 def test_a_close_that_another_thread_was_in_too_is_finished_by_that() -> None:
     kernel = sleeping()
-    other = threading.Timer(0.1, kernel.close)
-    other.start()
-    interrupted(kernel)
-    other.join(10)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lambda: (time.sleep(0.1), kernel.close()))
+        interrupted(kernel)
+        other.result(10)
     assert kernel.state is KernelState.CLOSED
     kernel.close()
 
