@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import handlers_for_tests as h
@@ -205,3 +207,97 @@ def test_answers_that_nobody_waits_for_any_more_are_passed_by():
             assert kernel.call((5, 0), timeout_s=5)["total"] == 5
     finally:
         kernel.close()
+
+
+# --- a child that stands still -----------------------------------------------------------------
+@pytest.fixture
+def stopped() -> Iterator[tuple[RingKernel, int]]:
+    """A kernel that was answering when its process was stopped, and the process."""
+    kernel = isolated(h.add, on_stall=lambda kernel, rings: None).start()
+    pid = kernel._backend._process.pid
+    try:
+        kernel.call((1, 2), timeout_s=5)
+        os.kill(pid, signal.SIGSTOP)
+        yield kernel, pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        h.until(lambda: not kernel.state.running)
+        kernel.close()
+
+
+def test_no_request_waits_longer_for_a_stopped_child_than_it_was_to(stopped) -> None:
+    kernel, _ = stopped
+    started = time.monotonic()
+    with pytest.raises(ringmem.TimeoutError):
+        kernel.call((1, 2), timeout_s=0.2)
+    with pytest.raises(ringmem.TimeoutError):
+        kernel.pause(timeout_s=0.2)
+    with pytest.raises(ringmem.TimeoutError, match="force=True"):
+        kernel.terminate(timeout_s=0.2)
+    assert kernel.state is KernelState.ACTIVE
+    assert time.monotonic() - started < 2
+
+
+def test_a_child_that_was_stopped_for_a_while_goes_on(stopped) -> None:
+    kernel, pid = stopped
+    with pytest.raises(ringmem.TimeoutError):
+        kernel.call((1, 2), timeout_s=0.2)
+    os.kill(pid, signal.SIGCONT)
+    assert kernel.call((3, 4), timeout_s=5)["total"] == 7
+    kernel.terminate(timeout_s=5)
+    assert kernel.state is KernelState.TERMINATED
+    kernel.start()
+    assert kernel.call((5, 6), timeout_s=5)["total"] == 11
+
+
+def test_force_ends_a_stopped_child(stopped) -> None:
+    kernel, pid = stopped
+    started = time.monotonic()
+    kernel.terminate(timeout_s=0.2, force=True)
+    assert time.monotonic() - started < 3
+    assert not os.path.exists(f"/proc/{pid}")
+    with pytest.raises(KernelFailedError, match=r"ended by terminate\(force=True\)"):
+        kernel.call((1, 2), timeout_s=1)
+
+
+def test_close_ends_a_stopped_child_that_never_ran() -> None:
+    kernel = isolated()
+    pid = kernel._backend._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    started = time.monotonic()
+    kernel.close()
+    assert time.monotonic() - started < 5
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.parametrize("stop", [True, False], ids=["stopped", "running"])
+def test_the_interpreter_ends_with_its_child(stop: bool, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import os, signal, sys
+import handlers_for_tests as h
+from ringmem import RingKernel
+if __name__ == "__main__":
+    kernel = RingKernel(h.add, message=h.PAIR, reply=h.TOTAL, device="cpu", isolated=True).start()
+    pid = kernel._backend._process.pid
+    kernel.call((1, 2), timeout_s=10)
+    if {stop}:
+        os.kill(pid, signal.SIGSTOP)
+    print(pid, flush=True)
+""")
+    done = h.run_script(
+        f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')", timeout=30
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    wait_for_end(int(done.stdout))
+
+
+def test_what_was_asked_before_a_start_says_nothing_of_the_run() -> None:
+    with isolated() as kernel:
+        kernel.terminate()
+        backend = kernel._backend
+        backend._look = backend._send("look")  # whose answer was late: nothing runs
+        kernel.start()
+        assert kernel.state is KernelState.ACTIVE
+        assert kernel.call((5, 0), timeout_s=5)["total"] == 5

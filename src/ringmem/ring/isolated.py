@@ -4,6 +4,10 @@ need be, is all that a handler which never returns can cost.
 The parent keeps rings and control blocks, beats the heart, and asks the child over a pipe for what
 is not in them: compile, launch, state. No message passes through the pipe. On CUDA the context is
 the child's, which registers the shared memory with its driver.
+
+A child may stand still: stopped, or busy with a handler that lets go of nothing. Whether the kernel
+runs is looked at often, by whoever waits for a message, so such a look waits for no answer: until
+one comes, what the child said before holds.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -31,6 +36,9 @@ from ringmem.ring.cpu import SharedRingMemory
 __all__ = ["IsolatedBackend"]
 
 _ANSWER_S = 60.0  # compiling a handler takes seconds
+_STATE_S = 10.0  # a copy, of whatever size
+_LATE_S = 1.0  # to be told how a join went, after its time
+_LOOK_S = 0.05  # an answer takes some 0.1 ms where nothing is in the way
 _END_S = 30.0  # a driver takes some 0.3 s to clear away a kernel whose process was killed
 
 
@@ -51,6 +59,9 @@ class IsolatedBackend:
         self._answers: dict[int, tuple[bool, Any]] = {}  # that came while another was waited for
         self._given_up: set[int] = set()  # requests whose answer nobody waits for any more
         self._busy = False  # a signal's handler may look while a request is under way
+        self._look: int | None = None  # a request to say how it stands, not answered yet
+        self._ended = True  # as the child last said
+        self._failed: BaseException | None = None  # likewise
         self._memory: SharedRingMemory | None = None
         self._killed = False
         self.in_order = device.platform == "cpu"
@@ -105,69 +116,82 @@ class IsolatedBackend:
         """Let the child launch."""
         assert self._memory is not None
         base = self._memory.ptr
+        self._forget_look()
+        self._ended, self._failed = False, None
         self._ask("start", [_moved(pair, -base) for pair in pairs])
 
     def read_state(self, ring: int) -> npt.NDArray[Any]:
         """A copy of one ring's state, from the child."""
-        state: npt.NDArray[Any] = self._ask("read_state", ring)
+        state: npt.NDArray[Any] = self._ask("read_state", ring, within_s=_STATE_S)
         return state
 
     def write_state(self, ring: int, value: npt.ArrayLike) -> None:
         """Replace one ring's state, in the child."""
-        self._ask("write_state", ring, value)
+        self._ask("write_state", ring, value, within_s=_STATE_S)
 
     def ended(self) -> bool:
-        """Whether the child has ended, or no thread runs in it."""
-        if self._process is None or not self._process.is_alive():
+        """Whether the child has ended, or no thread runs in it, as far as it said by now."""
+        if not self._lives():
             return True
-        return not self._busy and bool(self._ask("ended"))
+        self._see()
+        return self._ended
 
     def failure(self) -> BaseException | None:
-        """That the child has ended, however, or what failed in it."""
+        """That the child has ended, however, or what failed in it, as far as it said by now."""
         if self._process is None:
             return None
-        if not self._process.is_alive():
-            return self._death()
-        if self._busy:
-            return None  # whoever is asking hears of it
-        with contextlib.suppress(KernelFailedError):
-            error: BaseException | None = self._ask("failure")
-            return error
-        return self._death()
+        if self._process.is_alive():
+            self._see()
+        return self._failed if self._process.is_alive() else self._death()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the threads of the child, or for the child."""
-        if self._process is None or not self._process.is_alive():
+        """Wait for the threads of the child, or for the child; no answer: they run."""
+        if not self._lives():
             return True
-        return bool(self._ask("join", timeout_s))
+        self._forget_look()
+        try:
+            told = self._ask("join", timeout_s, within_s=timeout_s + _LATE_S)
+        except KernelFailedError:
+            return not self._lives()
+        self._ended, self._failed = told
+        return self._ended
 
     def kill(self) -> None:
         """End the child, whatever it does."""
-        if self._process is not None and self._process.is_alive():
+        if self._lives():
             self._killed = True
             self._process.kill()
             self._process.join(_END_S)
 
     def close(self) -> None:
-        """End the child. Idempotent."""
-        pipe, self._pipe = self._pipe, None
-        process, self._process = self._process, None
-        if pipe is not None:
-            pipe.close()  # the child sees the end of it and leaves
+        """End the child. Idempotent, and can be done again where it was interrupted."""
+        if self._pipe is not None:
+            self._pipe.close()  # the child sees the end of it and leaves
+        process = self._process
         if process is not None:
             process.join(2.0)
             if process.is_alive():
                 process.kill()
                 process.join(_END_S)
+            self._process = None
             process.close()
+        self._pipe = None
 
     # --- inside ----------------------------------------------------------------------------------
 
+    def _lives(self) -> bool:
+        return self._process is not None and self._process.is_alive()
+
+    def _await_death(self) -> None:
+        """Wait for a child that has ended, or closed its pipe and can be asked nothing any more."""
+        self._process.join(1.0)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(_END_S)
+
     def _death(self) -> KernelFailedError:
+        self._await_death()
         code = self._process.exitcode
-        if code is None:
-            self._process.join(1.0)
-            code = self._process.exitcode
         how = f"status {code}"
         if code is not None and code < 0:
             how = f"signal {signal.Signals(-code).name}"
@@ -176,14 +200,45 @@ class IsolatedBackend:
             f"the process of the isolated kernel ended with {how}{who}; its state is lost", "killed"
         )
 
-    def _ask(self, request: str, *arguments: Any) -> Any:
+    def _ask(self, request: str, *arguments: Any, within_s: float = _ANSWER_S) -> Any:
         if self._pipe is None:
             raise InvalidValueError("the isolated kernel is not prepared")
         busy, self._busy = self._busy, True
         try:
-            return self._answer(self._send(request, *arguments), request)
+            return self._answer(self._send(request, *arguments), request, within_s)
         finally:
             self._busy = busy
+
+    def _see(self) -> None:
+        """Ask how the kernel stands. A late answer is for one of the next looks."""
+        if self._busy or self._pipe is None:
+            return  # whoever is asking hears of it
+        self._busy = True
+        try:
+            patience_s = 0.0
+            if self._look is None:
+                self._look, patience_s = self._send("look"), _LOOK_S
+            if not self._comes(self._look, patience_s):
+                return
+            number, self._look = self._look, None
+            good, answer = self._answers.pop(number)
+        except (EOFError, OSError):
+            self._await_death()
+            return
+        except BaseException:
+            self._forget_look()  # a signal's: its answer may be lost
+            raise
+        finally:
+            self._busy = False
+        if not good:
+            raise answer
+        self._ended, self._failed = answer
+
+    def _forget_look(self) -> None:
+        """What was asked before a start or a join says nothing of what comes after."""
+        number, self._look = self._look, None
+        if number is not None and self._answers.pop(number, None) is None:
+            self._given_up.add(number)
 
     def _send(self, request: str, *arguments: Any) -> int:
         assert self._pipe is not None
@@ -192,20 +247,14 @@ class IsolatedBackend:
             self._pipe.send((number, request, pickle.dumps(arguments)))
         return number
 
-    def _answer(self, number: int, request: str) -> Any:
+    def _answer(self, number: int, request: str, within_s: float = _ANSWER_S) -> Any:
         """Return the answer to one request; Ctrl-C may have left older ones in the pipe."""
-        assert self._pipe is not None
         try:
-            while number not in self._answers:
-                if not self._pipe.poll(_ANSWER_S):
-                    raise KernelFailedError(
-                        f"the isolated kernel gave no answer to {request}", "killed"
-                    )
-                which, good, answer = self._pipe.recv()
-                if which in self._given_up:
-                    self._given_up.remove(which)
-                else:
-                    self._answers[which] = good, answer
+            if not self._comes(number, within_s):
+                raise KernelFailedError(
+                    f"the isolated kernel gave no answer to {request} within {within_s:g} s",
+                    "killed",
+                )
         except (EOFError, OSError):
             raise self._death() from None
         except BaseException:
@@ -215,6 +264,20 @@ class IsolatedBackend:
         if not good:
             raise answer
         return answer
+
+    def _comes(self, number: int, within_s: float) -> bool:
+        """Take answers out of the pipe until that of `number` is there, or the time is up."""
+        assert self._pipe is not None
+        deadline = time.monotonic() + within_s
+        while number not in self._answers:
+            if not self._pipe.poll(max(deadline - time.monotonic(), 0.0)):
+                return False
+            which, good, answer = self._pipe.recv()
+            if which in self._given_up:
+                self._given_up.remove(which)
+            else:
+                self._answers[which] = good, answer
+        return True
 
 
 def _moved(pair: PairAddresses, by: int) -> PairAddresses:
@@ -252,9 +315,15 @@ class _Child:
     def start(self, pairs: list[PairAddresses]) -> None:
         self._backend.start([_moved(pair, int(self._memory.ptr)) for pair in pairs])
 
-    def failure(self) -> BaseException | None:
+    def look(self) -> tuple[bool, BaseException | None]:
+        """Return whether no thread runs, and what failed."""
+        ended = self._backend.ended()
         error = self._backend.failure()
-        return None if error is None else _portable(error)
+        return bool(ended), None if error is None else _portable(error)
+
+    def join(self, timeout_s: float) -> tuple[bool, BaseException | None]:
+        self._backend.join(timeout_s)
+        return self.look()
 
     def answer(self, request: str, arguments: tuple[Any, ...]) -> Any:
         own: Callable[..., Any] | None = getattr(self, request, None)

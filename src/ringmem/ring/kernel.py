@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from ringmem.device import Device, default_device
+from ringmem.native import errors
 from ringmem.native.closing import Closing
 from ringmem.native.errors import ClosedError
 from ringmem.native.layouts import ControlBlock
@@ -162,6 +163,8 @@ class RingKernel(KernelLife, Closing):
             undo.pop_all()
         self._state = KernelState.NEW
         _live.add(self)
+        if isolated:
+            _close_all_first()
         if initial_state is not None:
             try:
                 for ring in range(self.spec.rings):
@@ -315,6 +318,9 @@ class RingKernel(KernelLife, Closing):
     def close(self) -> None:
         """End the kernel and give everything back. Idempotent.
 
+        Where Ctrl-C or another signal interrupts it, the kernel takes no more calls, and the next
+        `close`, the kernel's finalizer or the end of the interpreter does the rest.
+
         Raises
         ------
         TimeoutError
@@ -324,18 +330,20 @@ class RingKernel(KernelLife, Closing):
         if self._state is KernelState.CLOSED or self._pid != os.getpid():
             self._state = KernelState.CLOSED
             return
-        try:
-            with self._lock:
-                self._closing = True
-                self._refresh()
-                run = self._run
-                if run is not None:
-                    self._tell_to_end(run)
+        with self._lock:
+            self._closing = True
+            self._refresh()
+            run = self._run
             if run is not None:
+                self._tell_to_end(run)
+        if run is not None:
+            try:
                 self._wait_for_end(run, 5.0, self.settings.isolated)
-        except BaseException:
-            self._leave_behind()
-            raise
+            except errors.TimeoutError:
+                with self._lock:
+                    if self._run is run or run.left_behind:  # else another thread saw its end
+                        self._leave_behind()
+                        raise
         with self._lock:
             self._give_back()
         if self._error is not None and not self._told:
@@ -390,6 +398,12 @@ def _all_live() -> list[RingKernel]:
     while True:
         with contextlib.suppress(RuntimeError):  # another thread makes or drops one
             return list(_live)
+
+
+def _close_all_first() -> None:
+    """Let `_close_all` come before multiprocessing's own end, which waits for every child."""
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
 
 
 @atexit.register

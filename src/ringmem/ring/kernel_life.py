@@ -18,7 +18,7 @@ from typing import Any
 
 from ringmem.device import Device
 from ringmem.native import _native, errors
-from ringmem.native.errors import ClosedError, InvalidValueError, KernelFailedError
+from ringmem.native.errors import ClosedError, InvalidValueError
 from ringmem.ring.backend import RingMemory
 from ringmem.ring.endings import has_drained, why_ended
 from ringmem.ring.lifecycle import KernelEvent, KernelState, next_state
@@ -110,8 +110,7 @@ class KernelLife(StateAccess):
                 self._backend.join(1.0)
             self._error = run.error = error if isinstance(error, Exception) else None
             self._told = True
-            self._end_run(run)
-            self._go(KernelEvent.FAILED)
+            self._end_run(run, KernelEvent.FAILED)
 
     def _has_started(self) -> bool:
         """Whether every ring is served; then the kernel is active."""
@@ -142,12 +141,13 @@ class KernelLife(StateAccess):
 
     def _wait_for_end(self, run: Run, timeout_s: float, force: bool) -> None:
         """Wait for a run that was told to end; without the lock."""
+        kill = getattr(self._backend, "kill", None)
         try:
             self._wait(run, never, timeout_s, "end")
             if run.left_behind:
                 raise errors.TimeoutError("the kernel did not end: a handler does not return")
+            return
         except errors.TimeoutError as error:
-            kill = getattr(self._backend, "kill", None)
             if kill is None:
                 raise errors.TimeoutError(
                     f"{error}: its handler does not return, and only the end of its process can "
@@ -158,11 +158,14 @@ class KernelLife(StateAccess):
                 raise errors.TimeoutError(
                     f"{error}; terminate(force=True) ends its process"
                 ) from None
-            with self._lock:
-                if self._run is run:
-                    kill()
-                    self._finish(run)
-                    self._told = True
+        except errors.RingmemError:  # it could not be asked how it stands
+            if kill is None or not force:
+                raise
+        with self._lock:
+            if self._run is run:
+                kill()
+                self._finish(run)
+                self._told = True
 
     def _give_back(self) -> None:
         """Give back all that the kernel has, now that it has ended. With the lock. Idempotent."""
@@ -174,15 +177,15 @@ class KernelLife(StateAccess):
                 "a handler of the failed kernel does not return, and only the end of its process "
                 "can end it; until then its memory stays"
             )
-        self._go(KernelEvent.CLOSE)
         for pair in self._pairs:
             pair.close()
         self._backend.close()
+        self._state = KernelState.CLOSED  # not before: what is interrupted is done again
         self._memory.close()
 
     def _has_left(self) -> bool:
         """Whether no handler is in work, also of a kernel that failed."""
-        with contextlib.suppress(KernelFailedError):
+        with contextlib.suppress(errors.RingmemError):
             if self._backend.join(1.0):
                 return True
         kill = getattr(self._backend, "kill", None)
@@ -191,12 +194,18 @@ class KernelLife(StateAccess):
         return kill is not None
 
     def _leave_behind(self) -> None:
-        """Close a kernel that cannot be ended; its memory must stay mapped."""
+        """Close a kernel that cannot be ended; its memory must stay mapped. Idempotent."""
         with self._lock:
+            if self._state is KernelState.CLOSED:
+                return
+            kill = getattr(self._backend, "kill", None)
+            if kill is not None:  # no child outlives its kernel
+                with contextlib.suppress(Exception):
+                    kill()
             _left_behind.append((self._memory, self._backend, self._pairs))
             if self._run is not None:
                 self._run.left_behind = True
-                self._end_run(self._run)
+                self._end_run(self._run, KernelEvent.ENDED)
             self._state = KernelState.CLOSED
 
     # --- waiting ---------------------------------------------------------------------------------
@@ -269,12 +278,12 @@ class KernelLife(StateAccess):
             _native.kernel_close_ends(pair.raw)
         if self._run is run:  # else a signal's handler came between and did all this
             self._error = run.error = error
-            self._end_run(run)
-            self._go(KernelEvent.ENDED if error is None else KernelEvent.FAILED)
+            self._end_run(run, KernelEvent.ENDED if error is None else KernelEvent.FAILED)
 
-    def _end_run(self, run: Run) -> None:
+    def _end_run(self, run: Run, event: KernelEvent) -> None:
         self._close_calls()
-        self._run = None
+        state = next_state(self._state, event)
+        self._run, self._state = None, state  # together, and before what a signal may interrupt
         run.watch.forget()
         if run.stalls is not None:
             run.stalls.join()

@@ -127,7 +127,9 @@ struct alignas(64) ProducerIndex {
   u32 session;  // see next_session
   u32 pid;      // process of the producer; 0: none, or a device
   u32 pid_namespace;  // in which `pid` is counted
-  u8 reserved[36];
+  u32 reserved_1;
+  u64 started;  // when that process did, in clock ticks since the system's start; 0: not known
+  u8 reserved[24];
 };
 
 struct alignas(64) ConsumerIndex {
@@ -135,7 +137,9 @@ struct alignas(64) ConsumerIndex {
   u32 session;  // see next_session
   u32 pid;      // process of the consumer; 0: none, or a device
   u32 pid_namespace;  // in which `pid` is counted
-  u8 reserved[44];
+  u32 reserved_1;
+  u64 started;  // when that process did, in clock ticks since the system's start; 0: not known
+  u8 reserved[32];
 };
 
 struct alignas(128) RingHeader {
@@ -219,13 +223,15 @@ RINGMEM_LAYOUT_FUNCTION u32 lines_for(u32 nbytes) {
   X(ProducerIndex, dropped, 8)                \
   X(ProducerIndex, session, 16)               \
   X(ProducerIndex, pid, 20)                   \
-  X(ProducerIndex, pid_namespace, 24)
+  X(ProducerIndex, pid_namespace, 24)         \
+  X(ProducerIndex, started, 32)
 
 #define RINGMEM_CONSUMER_INDEX_FIELDS(X)      \
   X(ConsumerIndex, head, 0)                   \
   X(ConsumerIndex, session, 8)                \
   X(ConsumerIndex, pid, 12)                   \
-  X(ConsumerIndex, pid_namespace, 16)
+  X(ConsumerIndex, pid_namespace, 16)         \
+  X(ConsumerIndex, started, 24)
 
 #define RINGMEM_LINE_FIELDS(X)                \
   X(Line, sequence, 0)                        \

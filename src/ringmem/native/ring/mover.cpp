@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "driver/fork.hpp"
 #include "ring/geometry.hpp"
 #include "ring/poller.hpp"
+#include "ring/thread.hpp"
 
 namespace ringmem::ring {
 namespace {
@@ -194,7 +194,7 @@ MoverThread::MoverThread(Mover& in, Mover& out, std::chrono::nanoseconds interva
   in.share();
   out.share();
   // Detached: a fork's child, where no such thread is, must not join it.
-  std::thread(run, state_, std::ref(in), std::ref(out), interval).detach();
+  start_thread([state = state_, &in, &out, interval] { run(state, in, out, interval); });
 }
 
 void MoverThread::check() const {

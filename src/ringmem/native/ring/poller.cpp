@@ -6,6 +6,9 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
+
+#include "ring/thread.hpp"
 
 namespace ringmem::ring {
 namespace {
@@ -59,9 +62,9 @@ bool Poller::wait(const Ready& ready, std::chrono::steady_clock::time_point dead
   std::condition_variable wake;
   bool done = false;
   std::unique_lock lock(mutex_);
+  start_locked();  // first: nothing of this frame may stay behind when there is no thread
   const WatchId id = add_locked({0, ready, -1, &wake, &done});
   ++waiting_;
-  start_locked();
   while (!done && wake.wait_until(lock, deadline) != std::cv_status::timeout) {
   }
   if (!done) --waiting_;
@@ -78,9 +81,9 @@ void Poller::arm(WatchId id, Ready ready) {
   std::lock_guard lock(mutex_);
   for (Entry& entry : entries_) {
     if (entry.id != id) continue;
+    start_locked();  // first, as above
     if (!entry.ready) ++waiting_;
     entry.ready = std::move(ready);
-    start_locked();
     return;
   }
 }
@@ -108,7 +111,7 @@ void Poller::start_locked() {
     work_.notify_one();
     return;
   }
-  std::thread([this] { run(); }).detach();
+  start_thread([this] { run(); });
   running_ = true;
 }
 

@@ -22,7 +22,8 @@ class Poller {
   // The process's poller. A forked child gets a new one.
   static Poller& instance();
 
-  // Sleeps until `ready()` or the deadline; true: ready.
+  // Sleeps until `ready()` or the deadline; true: ready. This and arm() throw DriverError where the
+  // system has no thread left; then nobody is registered, and a watch not armed.
   bool wait(const Ready& ready, std::chrono::steady_clock::time_point deadline);
 
   // Each arm() writes 1 to the eventfd `fd` once, when its `ready()` has become true; it replaces

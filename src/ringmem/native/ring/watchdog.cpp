@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <thread>
 #include <utility>
 
 #include "driver/fork.hpp"
 #include "ring/poller.hpp"
+#include "ring/thread.hpp"
 
 namespace ringmem::ring {
 namespace {
@@ -49,8 +49,8 @@ Watchdog::Id Watchdog::watch(std::vector<KernelPair> pairs, std::chrono::nanosec
   for (const KernelPair& pair : entry.pairs) {
     entry.progress.push_back({load(pair.input->consumer.head), now});
   }
+  start_locked();  // first: an entry that nobody was told of would outlive the memory it looks at
   entries_.push_back(std::move(entry));
-  start_locked();
   return entries_.back().id;
 }
 
@@ -86,7 +86,7 @@ Watchdog::Entry* Watchdog::find(Id id) {
 
 void Watchdog::start_locked() {
   if (running_) return;
-  std::thread([this] { run(); }).detach();
+  start_thread([this] { run(); });
   running_ = true;
 }
 

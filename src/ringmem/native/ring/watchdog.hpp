@@ -23,7 +23,8 @@ class Watchdog {
   // The process's watchdog. A forked child gets a new one.
   static Watchdog& instance();
 
-  // From now on until forget(): nothing of `pairs` may be unmapped.
+  // From now on until forget(): nothing of `pairs` may be unmapped. DriverError where the system has
+  // no thread left; then nothing is watched.
   Id watch(std::vector<KernelPair> pairs, std::chrono::nanoseconds stall);
   void forget(Id id);
 
