@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import handlers_for_tests as h
 import pytest
 from handlers_for_tests import first, message, native_echo
 
 import ringmem
-from ringmem.ring import RingKernel
+from ringmem.ring import RingKernel, poll_interval_us, set_poll_interval_us
 
 
 def tenths(**arguments: object) -> RingKernel:
@@ -123,7 +123,7 @@ def test_a_kernel_that_drains_takes_no_awaited_calls() -> None:
         replies = [kernel.aio.call((0, 1)) for _ in range(5)]
         draining = asyncio.create_task(asyncio.to_thread(kernel.drain, 10))
         await asyncio.sleep(0.1)
-        with pytest.raises(ringmem.ClosedError, match="told to end"):
+        with pytest.raises(ringmem.ClosedError, match="told to end|terminated"):
             kernel.aio.call((0, 1))
         await asyncio.gather(*replies)
         await draining
@@ -133,6 +133,51 @@ def test_a_kernel_that_drains_takes_no_awaited_calls() -> None:
         return handled
 
     assert asyncio.run(main()) == 5
+
+
+@pytest.fixture
+def rare_looks() -> Iterator[None]:
+    before = poll_interval_us()
+    set_poll_interval_us(1_000_000)
+    yield
+    set_poll_interval_us(before)
+
+
+@pytest.mark.parametrize("end", ["drain", "close"])
+@pytest.mark.usefixtures("rare_looks")
+def test_replies_that_came_before_the_end_are_not_given_up(end: str) -> None:
+    async def main() -> list[int]:
+        kernel = native_echo(capacity=8).start()
+        await kernel.aio.call(message(0))  # the poller has looked, and looks away
+        replies = [kernel.aio.call(message(i)) for i in range(8)]
+        h.until(lambda: kernel.telemetry().processed == 9)
+        if end == "drain":
+            await asyncio.to_thread(kernel.drain, 10)
+        else:
+            kernel.aio.close()
+        found = await asyncio.gather(*replies)
+        kernel.aio.close()
+        kernel.close()
+        return [first(reply) for reply in found]
+
+    assert asyncio.run(main()) == [i * 3 + 1 for i in range(8)]
+
+
+def test_calls_that_wait_for_room_are_not_sent_to_a_kernel_that_ends() -> None:
+    async def main() -> None:
+        kernel = tenths(capacity=1).start()
+        replies = [kernel.aio.call((0, 3)) for _ in range(4)]
+        await asyncio.to_thread(kernel.terminate)
+        found = await asyncio.gather(*replies, return_exceptions=True)
+        assert {type(one) for one in found[2:]} == {ringmem.ClosedError}
+        handled = kernel.telemetry().processed
+        kernel.start()
+        await asyncio.sleep(0.5)
+        assert handled + kernel.telemetry().processed <= 2  # one in work, one in the ring
+        kernel.aio.close()
+        kernel.close()
+
+    asyncio.run(main())
 
 
 USES: dict[str, Callable[[RingKernel], int]] = {

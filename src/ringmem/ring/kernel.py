@@ -260,7 +260,7 @@ class RingKernel(KernelLife, Closing):
 
         Replies stay readable. Where more replies are unread than a ring has slots, another thread
         must read on, or this one after the TimeoutError; then drain again. Awaited calls that still
-        wait for room on a full ring may be too late: they get a :class:`ClosedError` then.
+        wait for room on a full ring are not sent: they get a :class:`ClosedError`.
 
         Raises
         ------

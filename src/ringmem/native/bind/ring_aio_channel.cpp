@@ -59,9 +59,10 @@ void AsyncChannel::send(const std::byte* record) {
   ends_.producer->queued = waiting_.size();
 }
 
-// Where another thread holds the producer, to be refused, the poller comes again.
+// Where another thread holds the producer, to be refused, the poller comes again. A kernel that was
+// told to end might leave for its next run what came now.
 void AsyncChannel::send_waiting() {
-  if (waiting_.empty()) return;
+  if (waiting_.empty() || !ends_.producer->takes_calls.load()) return;
   NativeProducer& producer = *ends_.producer;
   if (producer.busy.exchange(true, std::memory_order_acquire)) return;
   while (!waiting_.empty() && producer.endpoint.send(waiting_.front().data(), 1) == 1) {
