@@ -5,6 +5,9 @@ from __future__ import annotations
 import array
 import ctypes
 from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,14 @@ def _echo(message: int, reply: int, state: int) -> int:
 
 
 ECHO = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3)(_echo)
+
+
+class Name(StrEnum):
+    AB = "ab"
+
+
+HOLDS_ITSELF: list[Any] = []
+HOLDS_ITSELF.append(HOLDS_ITSELF)
 
 FITS = [
     (NUMBER, 7, [7]),
@@ -55,6 +66,9 @@ FITS = [
     (NESTED, ((1, 2), [3, 4]), [((1, 2), [3, 4])]),
     (NESTED, ((1, 2), np.ones(2)), [((1, 2), [1, 1])]),
     (LABELLED, (b"ab", "1970-01-01"), [(b"ab", datetime(1970, 1, 1))]),
+    (LABELLED, (Name.AB, 0), [(b"ab", datetime(1970, 1, 1))]),
+    (ONE, [np.uint8(2), np.float32(3), Decimal(4), Fraction(10, 2)], [(2,), (3,), (4,), (5,)]),
+    (NUMBER, [np.int64(1), np.uint64(2**64 - 1)], [1, 2**64 - 1]),
 ]
 
 
@@ -80,6 +94,17 @@ MISREAD = [
         for cut in (2.5, [1, 2.5], (2.5,), [(1,), (2.5,)], float("nan"), [np.float64(2.5)])
     ],
     (TWO, (1.9, 0)),
+    *[
+        (ONE, [1, cut])
+        for cut in (np.float32(1.5), Decimal("1.5"), Fraction(3, 2), np.array(1.5), np.array([1.5]))
+    ],
+    (NUMBER, [np.int64(-1)]),
+    (NUMBER, [2**64]),
+    (NESTED, ((1, 2), np.ones(2, complex))),
+    (LABELLED, (5, 0)),
+    (LABELLED, (b"abcde", 0)),
+    (LABELLED, ("abcde", 0)),
+    (ONE, HOLDS_ITSELF),
     (ONE, [1, 2, None]),
     (NUMBER, [1, "2"]),
     (NUMBER, [[1, 2], [3, b"4"]]),

@@ -180,6 +180,23 @@ def test_calls_that_wait_for_room_are_not_sent_to_a_kernel_that_ends() -> None:
     asyncio.run(main())
 
 
+def test_calls_that_are_given_up_before_they_were_sent_are_never_sent() -> None:
+    async def main() -> int:
+        with native_echo(capacity=2) as kernel:
+            kernel.pause()
+            replies = [kernel.aio.call(message(i)) for i in range(6)]
+            kernel.resume()
+            h.until(lambda: kernel.telemetry().processed == 2)
+            kernel.aio.close()  # there is room for more by now
+            found = await asyncio.gather(*replies, return_exceptions=True)
+            assert [first(reply) for reply in found[:2]] == [1, 4]
+            assert {type(one) for one in found[2:]} == {ringmem.ClosedError}
+            assert first(kernel.call(message(7), 5)) == 22
+            return kernel.telemetry().processed
+
+    assert asyncio.run(main()) == 3
+
+
 USES: dict[str, Callable[[RingKernel], int]] = {
     "call": lambda kernel: first(kernel.call(message(7), 5)),
     "recv": lambda kernel: kernel.send(message(7)) and first(kernel.recv(timeout_s=5)[0]),

@@ -113,6 +113,63 @@ def test_a_call_that_was_kept_from_an_earlier_run_sends_nothing() -> None:
         assert call(message(1), 5)["words"][0] == 4
 
 
+def test_a_call_that_waited_for_room_is_not_sent_to_a_kernel_that_ends() -> None:
+    kernel = tenths(capacity=1).start()
+    for _ in range(3):
+        with pytest.raises(ringmem.TimeoutError):
+            kernel.call((0, 3), 0.01)  # one in work, one in the ring, one that finds no room
+    refused: list[Exception] = []
+
+    def call() -> None:
+        try:
+            kernel.call((99, 0), 10)
+        except ringmem.ClosedError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    time.sleep(0.1)
+    kernel.terminate()
+    thread.join()
+    assert len(refused) == 1
+    with kernel:
+        time.sleep(0.5)
+        assert kernel.telemetry().processed <= 1
+    kernel.close()
+
+
+def test_a_method_that_was_kept_from_before_the_start_calls() -> None:
+    kernel = native_echo()
+    call = kernel.call
+    with pytest.raises(ringmem.ClosedError, match="new"):
+        call(message(1))
+    with kernel:
+        assert call(message(1), 5)["words"][0] == 4
+
+
+IN_A_SIGNAL = """
+import os, signal, threading, time
+import handlers_for_tests as h
+from ringmem import RingmemError
+from ringmem.ring import RingKernel
+
+with RingKernel(h.SLEEP_TENTHS, message=h.PAIR, device="cpu") as kernel:
+    def again(*_):
+        try:
+            kernel.call((0, 0))
+        except RingmemError as error:
+            print("already" in str(error))
+
+    signal.signal(signal.SIGUSR1, again)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    print(kernel.call((5, 6))["a"])
+"""
+
+
+def test_a_signals_handler_that_calls_on_the_ring_of_its_own_thread_is_refused() -> None:
+    assert run_script(IN_A_SIGNAL).stdout == "True\n0\n"
+
+
 def test_an_empty_poll_tells_that_the_kernel_failed() -> None:
     with native_echo(deadline_s=0.1) as kernel:
         until = time.monotonic() + 10

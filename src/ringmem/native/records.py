@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
@@ -23,7 +22,11 @@ _BYTES = ("B", "b", "c")  # formats of a memoryview whose elements are bytes
 _NO_BUFFER = (tuple, list, int, float, str, range)  # types that are frequent, and no buffers
 _SINGLE = (tuple, range, int, float, complex, str, bytes, bytearray, memoryview, np.generic)
 _NOT_A_NUMBER = (str, bytes, bytearray, memoryview, type(None))
-_TAKES = {str: "SUMm", np.str_: "SUMm", type(None): ""}  # kinds of fields; bytes go into S and V
+_PYTHON: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys("biu", (bool, int)),
+    **dict.fromkeys("fc", (bool, int, float)),
+}
+_SCALARS = tuple({np.dtype(code).type for code in "?bhilqBHILQefdg"})
 
 
 def as_bytes(batch: Any, message: np.dtype[Any], name: str = "batch") -> npt.NDArray[np.uint8]:
@@ -77,33 +80,37 @@ def as_writable_bytes(
 
 # --- what NumPy would misread --------------------------------------------------------------------
 @functools.lru_cache(64)
-def _plain_values(message: np.dtype[Any]) -> tuple[int, frozenset[type]]:
-    """Return how many values a message takes, 0 where one is a record itself, and their types."""
+def _plain_types(message: np.dtype[Any]) -> tuple[frozenset[type], ...]:
+    """Return for each value of a message the types that NumPy takes for what they are."""
     fields = [message[i] for i in range(len(message.names))] if message.names else [message]
-    nested = any(field.base.names is not None for field in fields)
-    real = all(field.base.kind in "fc" for field in fields)
-    return 0 if nested else len(fields), frozenset((int, bool, float) if real else (int, bool))
+    return tuple(_types_of(field.base) for field in fields)
+
+
+def _types_of(field: np.dtype[Any]) -> frozenset[type]:
+    if field.kind not in _PYTHON:  # a record, text, time, a type of another library
+        return frozenset()
+    return frozenset((*_PYTHON[field.kind], *(t for t in _SCALARS if np.can_cast(t, field))))
 
 
 def _is_plain(batch: Any, message: np.dtype[Any]) -> bool:
     """Whether a batch is numbers or tuples of them, which NumPy cannot misread."""
-    fields, numbers = _plain_values(message)
-    if fields == 0:
-        return False
+    types = _plain_types(message)
     if type(batch) is tuple:
-        return numbers.issuperset(map(type, batch))
+        known = map(frozenset.__contains__, types, map(type, batch))
+        return len(batch) == len(types) and all(known)
     if type(batch) is not list:
-        return fields == 1 and type(batch) in numbers
+        return len(types) == 1 and type(batch) in types[0]
     kinds = set(map(type, batch))
-    if kinds == {tuple}:
-        return numbers.issuperset(map(type, chain.from_iterable(batch)))
-    return fields == 1 and kinds <= numbers
+    if kinds == {tuple}:  # of other lengths: NumPy refuses those
+        columns = zip(types, zip(*batch, strict=False), strict=False)
+        return all(kind.issuperset(map(type, column)) for kind, column in columns)
+    return len(types) == 1 and kinds <= types[0]
 
 
 def _checked(batch: Any, message: np.dtype[Any], name: str) -> Any:
     """Return the batch, or its memory as an array of the message dtype."""
     if isinstance(batch, _NO_BUFFER) and not isinstance(batch, np.generic):
-        _check_values(batch, message, lambda value: _refuse(batch, message, name, value))
+        _check_all(batch, message, name)
         return batch
     if not isinstance(batch, np.ndarray | np.generic):
         if hasattr(batch, "__array__") or hasattr(batch, "__array_interface__"):
@@ -112,7 +119,7 @@ def _checked(batch: Any, message: np.dtype[Any], name: str) -> Any:
             try:
                 memory = memoryview(batch)
             except TypeError:
-                _check_values(batch, message, lambda value: _refuse(batch, message, name, value))
+                _check_all(batch, message, name)
                 return batch
             return _of_buffer(batch, memory, message, name)
     if not _same(batch.dtype, message):
@@ -143,6 +150,13 @@ def _of_buffer(batch: Any, memory: memoryview, message: np.dtype[Any], name: str
     )
 
 
+def _check_all(batch: Any, message: np.dtype[Any], name: str) -> None:
+    try:
+        _check_values(batch, message, lambda value: _refuse(batch, message, name, value))
+    except RecursionError:
+        raise InvalidValueError(f"{name} is nested too deep, or holds itself") from None
+
+
 def _check_values(value: Any, dtype: np.dtype[Any], refuse: Callable[[Any], NoReturn]) -> None:
     """Look at every value of one message or many; arrays are what NumPy says they are."""
     if dtype.base.names is not None:
@@ -150,14 +164,42 @@ def _check_values(value: Any, dtype: np.dtype[Any], refuse: Callable[[Any], NoRe
     elif isinstance(value, tuple) or _is_list(value):
         for one in value:
             _check_values(one, dtype, refuse)
-    elif isinstance(value, float):
-        if dtype.base.kind in "iu" and not value.is_integer():
-            refuse(value)
     elif isinstance(value, _NOT_A_NUMBER):
-        if dtype.base.kind not in _TAKES.get(type(value), "SV"):
+        if not _suits_text(value, dtype.base):
             refuse(value)
-    elif getattr(value, "dtype", dtype.base).kind in "SU" and dtype.base.kind not in "SU":
+    elif isinstance(value, range):
+        return  # of integers, which NumPy compares with what fits
+    elif isinstance(value, np.ndarray) and value.ndim:
+        if not np.can_cast(value.dtype, dtype.base, "same_kind"):
+            refuse(value)
+    elif dtype.base.kind in "iu":
+        if not _suits_integer(value, dtype.base):
+            refuse(value)
+    elif dtype.base.kind in "SU" or (isinstance(value, np.ndarray) and value.dtype.kind in "SU"):
         refuse(value)
+
+
+def _suits_text(value: Any, field: np.dtype[Any]) -> bool:
+    """Whether text, bytes or None is what a field holds, and fits."""
+    if value is None:
+        return False
+    if isinstance(value, str):
+        return field.kind in "Mm" or (field.kind in "SU" and len(value) <= _length(field))
+    return field.kind == "V" or (field.kind == "S" and len(value) <= field.itemsize)
+
+
+def _length(field: np.dtype[Any]) -> int:
+    return field.itemsize // (4 if field.kind == "U" else 1)
+
+
+def _suits_integer(value: Any, field: np.dtype[Any]) -> bool:
+    """Whether a number of any kind is an integer that a field can hold."""
+    try:
+        whole = int(value)
+        limits = np.iinfo(field)
+        return bool(whole == value) and limits.min <= whole <= limits.max
+    except (TypeError, ValueError, OverflowError, ArithmeticError):
+        return False
 
 
 def _check_records(value: Any, record: np.dtype[Any], refuse: Callable[[Any], NoReturn]) -> None:
@@ -170,10 +212,10 @@ def _check_records(value: Any, record: np.dtype[Any], refuse: Callable[[Any], No
     elif _is_list(value):
         for one in value:
             _check_records(one, record, refuse)
-    elif len(names) == 1:
+    elif getattr(value, "dtype", None) != record:
+        if len(names) > 1:  # which NumPy would put into every field
+            refuse(value)
         _check_values(value, record[0], refuse)
-    elif getattr(value, "dtype", None) != record:  # which NumPy would put into every field
-        refuse(value)
 
 
 def _is_list(value: Any) -> bool:

@@ -165,8 +165,13 @@ class AsyncKernel:
     def _leave_closed_loop(self) -> None:
         """Give up the calls of a loop that will not come back for them."""
         loop = self._loop
-        if loop is not None and loop.is_closed():
-            self.close()
+        if loop is None or not loop.is_closed() or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._loop is loop:  # and no other was bound meanwhile
+                self.close()
+        finally:
+            self._lock.release()
 
     def _bind(self) -> None:
         """Called by the native caller in a loop that it does not know yet."""

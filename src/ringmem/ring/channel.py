@@ -58,7 +58,7 @@ class Messaging:
         try:
             if ring >= 0:
                 return self._pairs[ring]
-        except (TypeError, IndexError):
+        except (TypeError, ValueError, IndexError):
             pass
         raise InvalidValueError(f"ring={ring!r:.80} must be 0 to {len(self._pairs) - 1}")
 
@@ -127,7 +127,10 @@ class Messaging:
         Several threads may call on one ring: they take turns. The wait spins for 5 µs with the GIL
         held, then :attr:`spin_us` without it, then parks.
         """
-        self._pair(ring)
+        if self._pair(
+            ring
+        ).producer._native.takes_calls:  # this method was kept from before start()
+            return self._caller(message, timeout_s, ring=ring, out=out)
         self._check_waiting()
         how = "not up yet" if self._state is KernelState.LAUNCHED else "told to end"
         raise ClosedError(f"the kernel is {self._state.value} and {how}; it takes no calls")

@@ -164,7 +164,7 @@ class RingKernel(KernelLife, Closing):
         self._state = KernelState.NEW
         _live.add(self)
         if isolated:
-            _close_all_first()
+            _close_isolated_first()
         if initial_state is not None:
             try:
                 for ring in range(self.spec.rings):
@@ -400,10 +400,17 @@ def _all_live() -> list[RingKernel]:
             return list(_live)
 
 
-def _close_all_first() -> None:
-    """Let `_close_all` come before multiprocessing's own end, which waits for every child."""
-    atexit.unregister(_close_all)
-    atexit.register(_close_all)
+def _close_isolated_first() -> None:
+    """Let these come before multiprocessing's own end, which waits for every child."""
+    atexit.unregister(_close_isolated)
+    atexit.register(_close_isolated)
+
+
+def _close_isolated() -> None:
+    for kernel in _all_live():
+        if kernel.settings.isolated:
+            with contextlib.suppress(Exception):
+                kernel.close()
 
 
 @atexit.register

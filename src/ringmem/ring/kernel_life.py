@@ -90,9 +90,9 @@ class KernelLife(StateAccess):
             _native.kernel_reset(pair, beat_ms)
         run = Run(_native.KernelWatch(raw, self.settings.stall_s))
         self._error, self._told = None, False
+        started = next_state(self._state, KernelEvent.START)
         try:
-            self._run = run
-            self._go(KernelEvent.START)
+            self._run, self._state = run, started
             run.stalls = StallWatcher(self, run.watch, self.settings.on_stall)
             self._backend.start([pair.addresses for pair in self._pairs])
         except BaseException as error:
@@ -282,9 +282,9 @@ class KernelLife(StateAccess):
 
     def _end_run(self, run: Run, event: KernelEvent) -> None:
         self._close_calls()
+        run.watch.forget()  # first: nothing looks at memory that the next close() gives back
         state = next_state(self._state, event)
         self._run, self._state = None, state  # together, and before what a signal may interrupt
-        run.watch.forget()
         if run.stalls is not None:
             run.stalls.join()
 

@@ -67,17 +67,10 @@ void arm(AsyncCaller& caller) {
   caller.armed = true;
 }
 
-// Everybody who waits gets the Python error in flight, but for those whose replies came before it.
+// Everybody who waits gets the Python error in flight.
 void fail_pending(AsyncCaller& caller) {
   const nb::object error = nb::steal(take_error());
-  for (const auto& channel : caller.channels) {
-    try {
-      while (channel->take_replies(caller.finished)) {
-      }
-    } catch (...) {  // then nothing can be taken: a closed end, a damaged ring
-    }
-    channel->fail(error, caller.finished);
-  }
+  for (const auto& channel : caller.channels) channel->fail(error, caller.finished);
 }
 
 void run_finished(AsyncCaller& caller) {

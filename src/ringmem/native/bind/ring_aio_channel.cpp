@@ -127,14 +127,23 @@ void AsyncChannel::finish(const layout::Line* slot, ReplyObject* reply) try {
 }
 
 void AsyncChannel::fail(nb::handle error, Replies& finished) {
-  // Replies of what was sent may still come; nobody waits for them any more.
-  ends_.consumer->abandoned += sent();
+  // What waits for room is the newest, and is not sent any more.
+  const auto first = pending_.end() - static_cast<std::ptrdiff_t>(waiting_.size());
+  std::deque<ReplyObject*> failed(first, pending_.end());
+  pending_.erase(first, pending_.end());
   waiting_.clear();
   ends_.producer->queued = 0;
-  std::deque<ReplyObject*> pending;
-  pending.swap(pending_);
+  try {
+    while (take_replies(finished)) {
+    }
+  } catch (...) {  // then nothing can be taken: a closed end, a damaged ring
+  }
+  // Replies of the rest may still come; nobody waits for them any more.
+  ends_.consumer->abandoned += pending_.size();
+  failed.insert(failed.begin(), pending_.begin(), pending_.end());
+  pending_.clear();
   ends_.consumer->awaited = 0;
-  for (ReplyObject* reply : pending) {
+  for (ReplyObject* reply : failed) {
     settle_reply(reply, Py_NewRef(error.ptr()), true);
     finished.push_back(reply);
   }

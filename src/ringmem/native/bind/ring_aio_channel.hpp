@@ -27,11 +27,13 @@ class AsyncChannel {
   void post(const std::byte* record, ReplyObject* reply);
   // Takes the replies that are there into `finished`; returns whether there were any.
   bool take_replies(Replies& finished);
-  // Everybody who waits gets the error.
+  // Everybody who waits gets the error, but for those whose replies came before it.
   void fail(nb::handle error, Replies& finished);
 
   std::size_t pending() const noexcept { return pending_.size(); }
-  bool waits_for_room() const noexcept { return !waiting_.empty(); }
+  bool waits_for_room() const noexcept {
+    return !waiting_.empty() && ends_.producer->takes_calls.load();
+  }
   // Calls wait whose replies nobody will write.
   bool at_its_end() const noexcept {
     return !pending_.empty() && ends_.consumer->endpoint.producer_closed();

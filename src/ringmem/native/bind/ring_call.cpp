@@ -86,12 +86,21 @@ struct Limit {
 // Takes the channel's turn; the GIL goes while another thread has it.
 class Turn {
  public:
-  Turn(CallChannel& channel, const Limit& limit) : lock_(channel.turn, std::try_to_lock) {
+  Turn(CallChannel& channel, const Limit& limit)
+      : channel_(channel), lock_(channel.turn, std::try_to_lock) {
     if (!lock_.owns_lock()) [[unlikely]] wait(channel, limit);
+    channel.caller.store(pthread_self(), std::memory_order_relaxed);
   }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() { channel_.caller.store({}, std::memory_order_relaxed); }
 
  private:
   void wait(const CallChannel& channel, const Limit& limit) {
+    if (channel.caller.load(std::memory_order_relaxed) == pthread_self()) {
+      throw InUse("this thread is in a call on this ring already, and a signal's handler would wait "
+                  "for it for good; call on another ring");
+    }
     for (;;) {
       require_process(*channel.producer);  // in a fork nobody gives it back
       const auto now = ring::Clock::now();
@@ -109,6 +118,7 @@ class Turn {
     }
   }
 
+  CallChannel& channel_;
   std::unique_lock<std::timed_mutex> lock_;
 };
 
@@ -128,6 +138,7 @@ void send_when_free(CallChannel& channel, const std::byte* record, const Limit& 
                      ": the ring is full of messages whose calls timed out");
     }
   }
+  require_takes_calls(*channel.producer);  // or it would be the next run's
   channel.producer->endpoint.send(record, 1);
 }
 

@@ -1,7 +1,10 @@
 // One ring pair as Python calls it: a message in, its reply out.
 #pragma once
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -41,6 +44,7 @@ struct CallChannel {
   nb::object keep_producer, keep_consumer;
   std::vector<std::byte> scratch;  // one reply
   std::timed_mutex turn;
+  std::atomic<pthread_t> caller{};  // whose turn it is
 };
 
 // The number of a ring, of so many; throws InvalidValue.

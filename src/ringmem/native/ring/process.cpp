@@ -24,7 +24,7 @@ Look look_at(u32 pid) noexcept {
   char path[32];
   std::snprintf(path, sizeof path, "/proc/%u/stat", pid);
   const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return {.found = errno != ENOENT};
+  if (fd < 0) return {.found = errno != ENOENT || ::access("/proc/self/stat", F_OK) != 0};
   char text[1024] = {};
   [[maybe_unused]] const auto nbytes = ::read(fd, text, sizeof text - 1);
   ::close(fd);
