@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <limits>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -144,7 +145,7 @@ class ArenaPool final : public Allocator {
   std::vector<Arena> arenas_;
   std::array<Bin, bins> bins_{};
   std::set<Node*, BySize> free_;
-  std::deque<Pending> pending_;
+  std::list<Pending> pending_;
   std::deque<Node> nodes_;  // never shrinks: the record of a block freed twice is still a record
   Node* spare_ = nullptr;
   ArenaPoolStatistics figures_;

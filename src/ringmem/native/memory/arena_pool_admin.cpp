@@ -135,7 +135,7 @@ void ArenaPool::reserve(std::size_t nbytes) {
 bool ArenaPool::close() {
   if (foreign()) return true;
   std::vector<Arena> arenas;
-  std::deque<Pending> pending;
+  std::list<Pending> pending;
   {
     const std::lock_guard growing(growth_);
     const std::lock_guard guard(mutex_);
