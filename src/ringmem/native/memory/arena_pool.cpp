@@ -1,6 +1,7 @@
 #include "memory/arena_pool.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -84,6 +85,7 @@ Block ArenaPool::allocate(std::size_t nbytes, StreamHandle stream) {
   }
   const auto take = [&] {
     const std::lock_guard guard(mutex_);
+    if (closed_) throw Closed("the pool is closed");
     Node* node = take_locked(rounded(nbytes));
     if (node) finish_locked(node, nbytes, &block);
     return node != nullptr;
@@ -306,28 +308,43 @@ bool ArenaPool::settled(Pending& entry, bool wait) noexcept {
   });
 }
 
-// Frees the blocks whose work is done; with `wait`, all that are pending now. Hold no lock.
+// Frees the blocks whose work is done; with `wait`, all that are pending now. Hold no lock. Where the
+// pool is closed meanwhile they are not freed, and the last to look hands the arenas out.
 void ArenaPool::settle(bool wait) {
   std::list<Pending> looked_at;
+  std::list<Pending> done;  // destroyed without the lock
   {
     const std::lock_guard guard(mutex_);
+    if (pending_.empty()) return;
     looked_at.swap(pending_);
+    ++settling_;
   }
+  std::exception_ptr failure;  // no memory for the books
   for (auto entry = looked_at.begin(); entry != looked_at.end();) {
-    if (!settled(*entry, wait)) {
-      ++entry;
-      continue;
-    }
-    unmark(entry->guards);
+    const auto current = entry++;
+    if (!settled(*current, wait)) continue;
     {
       const std::lock_guard guard(mutex_);
-      figures_.pending -= entry->node->nbytes;
-      free_locked(entry->node);
+      if (closed_) break;
+      done.splice(done.end(), looked_at, current);
+      figures_.pending -= current->node->nbytes;
+      try {
+        free_locked(current->node);
+      } catch (...) {
+        failure = std::current_exception();
+      }
     }
-    entry = looked_at.erase(entry);
+    unmark(current->guards);
   }
-  const std::lock_guard guard(mutex_);
-  pending_.splice(pending_.begin(), looked_at);
+  Remains remains;
+  {
+    const std::lock_guard guard(mutex_);
+    pending_.splice(pending_.begin(), looked_at);
+    --settling_;
+    remains = remains_locked();
+  }
+  release(std::move(remains));
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace ringmem
