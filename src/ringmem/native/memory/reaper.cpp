@@ -54,10 +54,11 @@ void Reaper::start_locked() {
 }
 
 void Reaper::post(ReaperJob&& job) {
+  ReaperJob dropped;  // without the lock: what it holds may call the driver as it goes
   {
     std::lock_guard lock(mutex_);
     if (retired_) {
-      const ReaperJob dropped = std::move(job);
+      dropped = std::move(job);
       return;
     }
     start_locked();
