@@ -76,13 +76,6 @@ void UsedStream::close(bool named) noexcept {
   closed_.store(true, std::memory_order_release);
 }
 
-Status UsedStream::record(const Guard& guard) noexcept {
-  if (generation_ != fork_generation()) return refused_in_child();
-  const std::lock_guard lock(mutex_);
-  if (closed()) return Status::invalid_handle;
-  return driver_->event_record(guard.device, guard.event, handle_);
-}
-
 Status UsedStream::record_before(int device, StreamHandle later, const Guard& guard) noexcept {
   if (generation_ != fork_generation()) return refused_in_child();
   const std::lock_guard lock(mutex_);

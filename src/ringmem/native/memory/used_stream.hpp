@@ -39,9 +39,8 @@ class UsedStream : public std::enable_shared_from_this<UsedStream> {
   // Just before the stream is destroyed. One that was announced leaves an event if somebody else
   // holds this object, or will: `named`.
   void close(bool named) noexcept;
-  // Puts the guard's event behind what it has now, while it is open; invalid_handle afterwards.
-  Status record(const Guard& guard) noexcept;
-  // The same for `later`, a stream of `device`, to wait for; as order_before() beside a capture.
+  // Puts the guard's event behind what it has now, while it is open; invalid_handle afterwards. For
+  // `later`, a stream of `device`, to wait for: stream_capture_isolation as order_before().
   Status record_before(int device, StreamHandle later, const Guard& guard) noexcept;
   Status mark(const Guard& guard) noexcept;  // as mark_stream()
   // `later`, a stream of `device`, waits for what this one has now, or had when it was closed. On
