@@ -237,7 +237,8 @@ TEST(plain_memory_is_not_freed_while_recorded_work_is_pending) {
 }
 
 TEST(a_plain_free_that_fails_can_be_repeated) {
-  for (const char* operation : {"stream_synchronize", "mem_free"}) {
+  for (const char* operation :
+       {"stream_synchronize", "event_create", "event_record", "event_synchronize", "mem_free"}) {
     auto driver = make_driver(false);
     PlainAllocator allocator(driver, 0);
     const StreamHandle user = make_stream(*driver);

@@ -56,6 +56,29 @@ TEST(a_backup_plan_packs_extents_into_slots) {
   CHECK(plan_backup({}, 100).empty());
 }
 
+TEST(a_recorded_stream_may_be_closed_while_the_block_is_freed) {
+  World world;
+  auto tag = resident(world);
+  for (int round = 0; round < 3; ++round) {
+    StreamHandle stream = 0;
+    check(world.driver->stream_create(0, {}, &stream), "stream_create");
+    auto used = UsedStream::announce(world.driver, 0, stream);
+    Block block = tag->allocate(page, default_stream);
+    check(tag->record_stream(block, stream), "record_stream");
+    world.faulty->plan().delay(static_cast<int>(Operation::event_create),
+                                std::chrono::milliseconds(50));
+    std::thread thread([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10 + 30 * round));
+      used->close(false);
+      world.driver->stream_destroy(0, stream);
+    });
+    CHECK_OK(tag->deallocate(block, default_stream));
+    thread.join();
+    world.faulty->plan().clear();
+  }
+  tag->close();
+}
+
 TEST(wake_maps_in_steps_of_any_size) {
   for (const std::size_t step : {std::size_t{0}, std::size_t{1}, 9 * page, 64 * mebibyte}) {
     World world;

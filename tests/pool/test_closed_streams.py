@@ -133,6 +133,57 @@ def test_an_arena_goes_behind_a_closed_stream(faulty, device, gate, lost):
     assert _native.flush_reaper(10)
 
 
+@pytest.mark.parametrize("make", ARENAS)
+def test_a_pool_closed_while_a_thread_waits_for_its_blocks_hands_out_none(
+    faulty, device, gate, make
+):
+    pool = make(device)
+    block = pool.allocate(4096)
+    block.record_stream(gate(device.create_stream()))
+    block.close()
+    pool.limit = pool.statistics().reserved
+    said = []
+
+    def allocate():
+        try:
+            said.append(pool.allocate(pool.limit))
+        except ringmem.ClosedError as error:
+            said.append(error)
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    while not faulty.calls.get("event_synchronize"):
+        time.sleep(0.001)
+    pool.close()
+    time.sleep(0.05)
+    released = "host_unregister" if make is PinnedPool else "mem_free"
+    before = faulty.calls[released], pool.statistics().pending
+    gate.open()
+    thread.join(30)
+    assert isinstance(said[0], ringmem.ClosedError)
+    assert _native.flush_reaper(10)
+    assert before == (faulty.calls[released] - 1, 0)
+    assert pool.statistics().pending == 0
+
+
+@pytest.mark.parametrize("end", ["before", "after"])  # the stream's, and the free
+def test_an_arena_stays_while_a_capture_forbids_to_ask(faulty, device, gate, end):
+    pool = PinnedPool(device)
+    stream = gate(device.create_stream())
+    block = pool.allocate(4096)
+    block.record_stream(stream)
+    if end == "before":
+        stream.close()
+    block.close()
+    released = faulty.calls["host_unregister"]
+    faulty.fail("event_query", status=_native.Status.stream_capture_unsupported, times=3)
+    pool.close()
+    assert not _native.flush_reaper(0.05)
+    assert faulty.calls["host_unregister"] == released
+    gate.open()
+    assert _native.flush_reaper(10)
+
+
 def test_a_stream_closed_after_the_free_changes_nothing(device, gate):
     pool = PinnedPool(device)
     stream = gate(device.create_stream())

@@ -48,6 +48,25 @@ std::shared_ptr<Guard> Guard::record_at_last(const DriverRef& driver,
   return nullptr;
 }
 
+void Guard::follow(std::shared_ptr<UsedStream> stream) {
+  if (!stream->closed()) {
+    events_.reserve(events_.size() + 1);
+    ringmem::Guard last{stream->device()};
+    Status status = driver_->event_create(last.device, EventFlags{}, &last.event);
+    if (device_is_lost(status)) return;
+    check(status, "cuEventCreate");
+    status = stream->mark(last);
+    if (ok(status)) return events_.push_back({last.device, last.event});
+    insist([&] { return driver_->event_destroy(last.device, last.event); });
+    if (!stream->closed()) {
+      captured_ = captured_ || forbidden_by_capture(status);
+      if (forbidden_by_capture(status) || device_is_lost(status)) return;
+      throw DriverError(status, "cuEventRecord");
+    }
+  }
+  closed_.push_back(std::move(stream));
+}
+
 Guard::~Guard() {
   for (const EventRef& event : events_) {
     insist([&] { return driver_->event_destroy(event.device, event.event); });

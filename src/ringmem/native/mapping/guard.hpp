@@ -47,8 +47,9 @@ class Guard {
   Guard& operator=(const Guard&) = delete;
   ~Guard();
 
-  // Before anybody asks: the work of a closed stream counts, too.
-  void follow(std::shared_ptr<UsedStream> stream) { closed_.push_back(std::move(stream)); }
+  // Before anybody asks: what `stream` has now, or had when it was closed, counts, too. Throws
+  // DriverError.
+  void follow(std::shared_ptr<UsedStream> stream);
 
   // True when the work is over, also because its device was lost. False as long as it runs, and
   // while the driver cannot tell (the pages then stay mapped). For ever false when a stream was

@@ -105,15 +105,10 @@ Status Resident::deallocate(const Block& block, StreamHandle stream) noexcept {
     const std::size_t offset = block.ptr - base_;
     const auto found = live_.find(offset);
     if (block.ptr < base_ || found == live_.end()) return Status::invalid_value;
-    std::vector<StreamRef> streams{StreamRef{device(), stream}};
-    UsedStreams closed;
-    for (const auto& other : found->second.others) {
-      if (other->closed()) closed.push_back(other);
-      else streams.push_back({other->device(), other->handle()});
-    }
-    Pending pending{offset, found->second.nbytes, Guard::record(driver(), streams), stream,
+    Pending pending{offset, found->second.nbytes,
+                    Guard::record(driver(), {StreamRef{device(), stream}}), stream,
                     found->second.others.empty()};
-    for (auto& other : closed) pending.guard->follow(std::move(other));
+    for (const auto& other : found->second.others) pending.guard->follow(other);
     pending_.push_back(std::move(pending));
     live_nbytes_ -= found->second.nbytes;
     live_.erase(found);

@@ -1,6 +1,7 @@
 #include "memory/arena_pool.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -84,6 +85,7 @@ Block ArenaPool::allocate(std::size_t nbytes, StreamHandle stream) {
   }
   const auto take = [&] {
     const std::lock_guard guard(mutex_);
+    if (closed_) throw Closed("the pool is closed");
     Node* node = take_locked(rounded(nbytes));
     if (node) finish_locked(node, nbytes, &block);
     return node != nullptr;
@@ -156,30 +158,34 @@ Status ArenaPool::deallocate(const Block& block, StreamHandle stream) noexcept {
   if (!block.record) return Status::illegal_state;
   Node* node = static_cast<Node*>(block.record);
   try {
-    Pending entry{node, {}, {}};
+    std::list<Pending> entry;
     UsedStreams users;
+    UsedStreams recorded;  // both let go of without the lock
+    std::shared_ptr<UsedStream> last;
+    if (stream != no_stream) last = UsedStream::of(driver_, device_, stream);
     std::unique_lock guard(mutex_);
     if (node->state != State::live || node->ptr != block.ptr) return Status::illegal_state;
-    if (stream != no_stream || !node->users.empty()) {
+    if (last || !node->users.empty()) {
       users = node->users;
-      node->state = State::pending;  // nobody else touches it meanwhile
+      if (last) add_stream(users, std::move(last));
+      entry.push_back({node, {}, {}});
+      node->state = State::pending;  // nobody else touches it meanwhile, and nothing throws
       guard.unlock();
       Status status = Status::success;
-      if (stream != no_stream) add_stream(users, UsedStream::of(driver_, device_, stream));
       for (const auto& user : users) {
-        if (ok(status)) status = mark(user, &entry);
+        if (ok(status)) status = mark(user, &entry.front());
       }
       guard.lock();
       if (!ok(status)) {
         node->state = State::live;
         guard.unlock();
-        unmark(entry.guards);
+        unmark(entry.front().guards);
         return status;
       }
-      pending_.push_back(std::move(entry));
+      pending_.splice(pending_.end(), entry);
       figures_.pending += node->nbytes;
     }
-    node->users.clear();
+    recorded.swap(node->users);
     ++figures_.frees;
     figures_.requested -= node->requested;
     figures_.allocated -= node->nbytes;
@@ -302,27 +308,43 @@ bool ArenaPool::settled(Pending& entry, bool wait) noexcept {
   });
 }
 
-// Frees the blocks whose work is done; with `wait`, all that are pending now. Hold no lock.
+// Frees the blocks whose work is done; with `wait`, all that are pending now. Hold no lock. Where the
+// pool is closed meanwhile they are not freed, and the last to look hands the arenas out.
 void ArenaPool::settle(bool wait) {
-  std::deque<Pending> looked_at;
+  std::list<Pending> looked_at;
+  std::list<Pending> done;  // destroyed without the lock
   {
     const std::lock_guard guard(mutex_);
+    if (pending_.empty()) return;
     looked_at.swap(pending_);
+    ++settling_;
   }
-  std::deque<Pending> still;
-  for (Pending& entry : looked_at) {
-    if (!settled(entry, wait)) {
-      still.push_back(std::move(entry));
-      continue;
+  std::exception_ptr failure;  // no memory for the books
+  for (auto entry = looked_at.begin(); entry != looked_at.end();) {
+    const auto current = entry++;
+    if (!settled(*current, wait)) continue;
+    {
+      const std::lock_guard guard(mutex_);
+      if (closed_) break;
+      done.splice(done.end(), looked_at, current);
+      figures_.pending -= current->node->nbytes;
+      try {
+        free_locked(current->node);
+      } catch (...) {
+        failure = std::current_exception();
+      }
     }
-    unmark(entry.guards);
-    const std::lock_guard guard(mutex_);
-    figures_.pending -= entry.node->nbytes;
-    free_locked(entry.node);
+    unmark(current->guards);
   }
-  const std::lock_guard guard(mutex_);
-  pending_.insert(pending_.begin(), std::make_move_iterator(still.begin()),
-                  std::make_move_iterator(still.end()));
+  Remains remains;
+  {
+    const std::lock_guard guard(mutex_);
+    pending_.splice(pending_.begin(), looked_at);
+    --settling_;
+    remains = remains_locked();
+  }
+  release(std::move(remains));
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace ringmem

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <limits>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -100,6 +101,10 @@ class ArenaPool final : public Allocator {
     std::vector<Guard> guards;
     UsedStreams closed;
   };
+  struct Remains {  // of a closed pool
+    std::vector<Arena> arenas;
+    std::list<Pending> pending;
+  };
   struct Bin {
     Node* top = nullptr;
     int depth = 0;
@@ -130,6 +135,8 @@ class ArenaPool final : public Allocator {
   bool grow(std::size_t nbytes, Status* status, const char** operation);
   std::size_t next_arena(std::size_t nbytes) const;
   void release(const Arena& arena, std::vector<Guard> guards, UsedStreams closed);
+  void release(Remains remains);
+  Remains remains_locked() noexcept;
   [[noreturn]] void out_of_memory(std::size_t nbytes, Status status, const char* operation) const;
 
   const DriverRef driver_;
@@ -144,7 +151,8 @@ class ArenaPool final : public Allocator {
   std::vector<Arena> arenas_;
   std::array<Bin, bins> bins_{};
   std::set<Node*, BySize> free_;
-  std::deque<Pending> pending_;
+  std::list<Pending> pending_;
+  int settling_ = 0;        // threads that look at pending blocks, which are not in pending_ then
   std::deque<Node> nodes_;  // never shrinks: the record of a block freed twice is still a record
   Node* spare_ = nullptr;
   ArenaPoolStatistics figures_;

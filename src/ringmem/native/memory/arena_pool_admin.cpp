@@ -134,30 +134,41 @@ void ArenaPool::reserve(std::size_t nbytes) {
 
 bool ArenaPool::close() {
   if (foreign()) return true;
-  std::vector<Arena> arenas;
-  std::deque<Pending> pending;
+  Remains remains;
   {
     const std::lock_guard growing(growth_);
     const std::lock_guard guard(mutex_);
     if (figures_.allocations != figures_.frees) return false;
     closed_ = true;
-    arenas.swap(arenas_);
-    pending.swap(pending_);
     free_.clear();
     bins_ = {};
     figures_.reserved = figures_.pending = 0;
+    remains = remains_locked();
   }
-  for (const Arena& arena : arenas) {
+  release(std::move(remains));
+  return true;
+}
+
+// Everything, once the pool is closed and nobody looks at pending blocks any more.
+ArenaPool::Remains ArenaPool::remains_locked() noexcept {
+  Remains remains;
+  if (!closed_ || settling_ > 0) return remains;
+  remains.arenas.swap(arenas_);
+  remains.pending.swap(pending_);
+  return remains;
+}
+
+void ArenaPool::release(Remains remains) {
+  for (const Arena& arena : remains.arenas) {
     std::vector<Guard> guards;
     UsedStreams closed;
-    for (Pending& entry : pending) {
+    for (Pending& entry : remains.pending) {
       if (entry.node->ptr < arena.ptr || entry.node->ptr >= arena.ptr + arena.nbytes) continue;
       guards.insert(guards.end(), entry.guards.begin(), entry.guards.end());
       for (auto& stream : entry.closed) add_stream(closed, std::move(stream));
     }
     release(arena, std::move(guards), std::move(closed));
   }
-  return true;
 }
 
 bool ArenaPool::closed() const {

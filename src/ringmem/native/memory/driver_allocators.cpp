@@ -18,13 +18,10 @@ bool is_same(const UsedStream& used, int device, StreamHandle stream) noexcept {
 Status order(Driver& driver, EventCache& events, UsedStream& earlier, int device,
              StreamHandle later) noexcept {
   if (earlier.closed()) return earlier.order_before(device, later);
-  if (capture_between(driver, earlier.device(), earlier.handle(), device, later)) {
-    return Status::stream_capture_isolation;
-  }
   Guard guard{earlier.device()};
   Status status = events.take(guard.device, &guard.event);
   if (!ok(status)) return status;
-  status = earlier.record(guard);
+  status = earlier.record_before(device, later, guard);
   const bool marked = ok(status);
   if (marked) status = driver.stream_wait_event(device, later, guard.event);
   events.give_back(guard.device, guard.event);  // a wait that is queued keeps what it waits for
@@ -163,8 +160,7 @@ Status PlainAllocator::deallocate(const Block& block, StreamHandle stream) noexc
   if (streams) {
     for (const auto& used : *streams) {
       if (!ok(status)) break;
-      if (!used->closed()) status = driver_->stream_synchronize(used->device(), used->handle());
-      if (used->closed()) status = used->wait();  // perhaps since then
+      status = used->finish();
     }
   }
   if (ok(status)) status = driver_->mem_free(device_, block.ptr);

@@ -54,10 +54,11 @@ void Reaper::start_locked() {
 }
 
 void Reaper::post(ReaperJob&& job) {
+  ReaperJob dropped;  // without the lock: what it holds may call the driver as it goes
   {
     std::lock_guard lock(mutex_);
     if (retired_) {
-      const ReaperJob dropped = std::move(job);
+      dropped = std::move(job);
       return;
     }
     start_locked();
@@ -110,17 +111,20 @@ void Reaper::set_hooks(Hooks hooks) noexcept {
   hooks_ = hooks;
 }
 
-// An event that fails is a device that failed: nothing is left to wait for. Closed streams without an
-// event are execute()'s to wait for.
+// An event that fails is a device that failed: nothing is left to wait for; but a capture only forbids
+// to ask. Closed streams without an event are execute()'s to wait for.
 bool Reaper::ready(ReaperJob& job) noexcept {
+  const auto over = [](Status status) {
+    return status != Status::not_ready && !forbidden_by_capture(status);
+  };
   while (!job.guards.empty()) {
     const Guard guard = job.guards.back();
-    if (job.driver->event_query(guard.device, guard.event) == Status::not_ready) return false;
+    if (!over(job.driver->event_query(guard.device, guard.event))) return false;
     destroy_event(*job.driver, guard.device, guard.event);
     job.guards.pop_back();
   }
-  std::erase_if(job.closed, [](const auto& stream) {
-    return stream->left_event() && stream->query() != Status::not_ready;
+  std::erase_if(job.closed, [&](const auto& stream) {
+    return stream->left_event() && over(stream->query());
   });
   return std::none_of(job.closed.begin(), job.closed.end(),
                       [](const auto& stream) { return stream->left_event(); });

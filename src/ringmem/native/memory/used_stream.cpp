@@ -76,10 +76,13 @@ void UsedStream::close(bool named) noexcept {
   closed_.store(true, std::memory_order_release);
 }
 
-Status UsedStream::record(const Guard& guard) noexcept {
+Status UsedStream::record_before(int device, StreamHandle later, const Guard& guard) noexcept {
   if (generation_ != fork_generation()) return refused_in_child();
   const std::lock_guard lock(mutex_);
   if (closed()) return Status::invalid_handle;
+  if (capture_between(*driver_, device_, handle_, device, later)) {
+    return Status::stream_capture_isolation;
+  }
   return driver_->event_record(guard.device, guard.event, handle_);
 }
 
@@ -98,6 +101,18 @@ Status UsedStream::order_before(int device, StreamHandle later) noexcept {
   if (done()) return Status::success;
   if (is_capturing(*driver_, device, later)) return Status::stream_capture_isolation;
   return left_event() ? driver_->stream_wait_event(device, later, event_) : wait();
+}
+
+Status UsedStream::finish() noexcept {
+  if (closed()) return wait();
+  Guard last{device_};
+  Status status = driver_->event_create(device_, EventFlags{}, &last.event);
+  if (!ok(status)) return status;
+  status = mark(last);  // to wait for the handle itself would need the lock, which close() takes
+  const bool marked = ok(status);
+  if (marked) status = driver_->event_synchronize(device_, last.event);
+  destroy_event(*driver_, device_, last.event);
+  return !marked && closed() ? wait() : status;
 }
 
 Status UsedStream::query() noexcept {

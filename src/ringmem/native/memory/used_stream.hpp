@@ -39,12 +39,16 @@ class UsedStream : public std::enable_shared_from_this<UsedStream> {
   // Just before the stream is destroyed. One that was announced leaves an event if somebody else
   // holds this object, or will: `named`.
   void close(bool named) noexcept;
-  // Puts the guard's event behind what it has now, while it is open; invalid_handle afterwards.
-  Status record(const Guard& guard) noexcept;
+  // Puts the guard's event behind what it has now, while it is open; invalid_handle afterwards. For
+  // `later`, a stream of `device`, to wait for: stream_capture_isolation as order_before().
+  Status record_before(int device, StreamHandle later, const Guard& guard) noexcept;
   Status mark(const Guard& guard) noexcept;  // as mark_stream()
   // `later`, a stream of `device`, waits for what this one has now, or had when it was closed. On
   // the host only where it left no event. stream_capture_isolation where a capture is in between.
   Status order_before(int device, StreamHandle later) noexcept;
+
+  // Blocks until what it has now, or had when it was closed, is done: hold no lock and not the GIL.
+  Status finish() noexcept;
 
   // Of a closed stream. Without an event only the device can say what is done, and only wait() asks.
   bool left_event() const noexcept { return event_ != 0; }
